@@ -1,0 +1,47 @@
+# Two commands do everything: `make demo` and `make test`. Both set up a virtual
+# environment in .venv first; PYTHON picks the interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One compilation cache for the runs of this checkout; delete .cache to start cold.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.5
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/python examples/first_steps.py
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/lower_level.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/demo.stamp: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[cli]"
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+$(VENV)/bench.stamp: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[bench]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .cache

@@ -1,0 +1,206 @@
+"""Linear systems of the implicit function theorem, in three back ends.
+
+With `H` the Hessian of `g` in `y` and `A_S` the active rows, each of them solves
+
+    [H    A_S^T] [v]   [top   ]
+    [A_S   0   ] [w] = [bottom]
+
+once: with the factor that the lower-level solver left behind, by conjugate gradients on
+the free subspace, or by a Neumann series there. The matrix is symmetric, so one solve
+serves the gradient (adjoint) and the tangent alike.
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
+
+from ._free import free_subspace
+from ._lower.base import LowerSolution
+from ._lower.dense import FlatLower, flatten, kkt_solve, largest
+from ._problem import Problem
+from ._tolerances import tolerances
+
+
+class KKTSystem(eqx.Module):
+    """The KKT matrix at one point, as products."""
+
+    problem: Problem
+    lower: FlatLower
+    y: Float[Array, " n"]
+    active: Bool[Array, " k"]
+
+    def __call__(self, v, w):
+        """The product; rows off the active set are the identity, up to sign."""
+        constraints = self.problem.constraints
+        top = self.lower.hessian_product(self.y, v)
+        if w.size == 0:
+            return top, w
+        top = top + constraints.pull(jnp.where(self.active, w, 0))
+        return top, jnp.where(self.active, constraints.push(v), -w)
+
+
+def kkt_system(problem: Problem, x, y, active) -> KKTSystem:
+    """The KKT matrix of `problem` at `(x, y)` with the given active rows."""
+    lower, _ = flatten(problem, x)
+    return KKTSystem(problem, lower, ravel_pytree(y)[0], active)
+
+
+class AbstractAdjoint(eqx.Module):
+    """A way to solve the KKT system of a lower-level solution."""
+
+    @abc.abstractmethod
+    def solve(
+        self, system: KKTSystem, solution: LowerSolution, top, bottom
+    ) -> tuple[Float[Array, " n"], Float[Array, " k"], Bool[Array, ""]]:
+        """`v`, `w` and whether the residual is small."""
+
+
+class DenseAdjoint(AbstractAdjoint):
+    """The factor of the lower-level solve, with iterative refinement."""
+
+    max_steps: int = 12
+
+    def solve(self, system, solution, top, bottom):
+        factor, root = solution.factor.hessian, solution.factor.root
+        active, norm = system.active, solution.factor.norm
+        tol = tolerances(top.dtype)
+        # In unit rows, like the factor.
+        bottom = jnp.where(active, bottom / norm, 0)
+
+        def residual(v, w):
+            curved, pushed = system(v, jnp.where(active, w / norm, 0))
+            pushed = jnp.where(active, pushed / norm, 0)
+            pull, ahead = top - curved, bottom - pushed
+            wrong, *sizes = largest(pull, curved, top)
+            force = sum(sizes)
+            length = jnp.linalg.norm(v) + force / factor.stiffness
+            relative = _ratio(wrong, force)
+            if w.size:
+                gap = largest(ahead)[0]
+                relative = jnp.maximum(relative, _ratio(gap, length))
+            return pull, ahead, relative
+
+        def step(carry):
+            v, w, pull, ahead, best, steps, _ = carry
+            dv, dw = kkt_solve(factor, root, active, pull, ahead)
+            new = (v + dv, w + dw, *residual(v + dv, w + dw))
+            kept = jax.tree.map(
+                lambda a, b: jnp.where(new[-1] < best, a, b),
+                new,
+                (v, w, pull, ahead, best),
+            )
+            done = (new[-1] <= tol.rounding) | ~(new[-1] <= 0.5 * best)
+            return (*kept, steps + 1, done)
+
+        start = (
+            jnp.zeros_like(top), jnp.zeros_like(bottom), top, bottom,
+            jnp.asarray(jnp.inf, top.dtype), 0, jnp.asarray(False),
+        )  # fmt: skip
+        v, w, _, _, relative, _, _ = jax.lax.while_loop(
+            lambda c: ~c[-1] & (c[-2] < self.max_steps), step, step(start)
+        )
+        return v, jnp.where(active, w / norm, 0), relative <= tol.accept
+
+
+class ConjugateGradient(AbstractAdjoint):
+    """Conjugate gradients on the free subspace; no matrix is formed.
+
+    `rtol` defaults to what the dtype can reach.
+    """
+
+    rtol: float | None = None
+    max_steps: int = 2000
+
+    def solve(self, system, solution, top, bottom):
+        free, shift, rest = _reduce(system, top, bottom)
+        rtol = self.rtol or 100 * tolerances(top.dtype).rounding
+
+        # The identity beside the free subspace keeps the operator definite.
+        def operator(d):
+            inside = free.project(d)
+            curved = system.lower.hessian_product(system.y, inside)
+            return free.project(curved) + (d - inside)
+
+        spec = jax.ShapeDtypeStruct(top.shape, top.dtype)
+        out = lx.linear_solve(
+            lx.FunctionLinearOperator(operator, spec, lx.positive_semidefinite_tag),
+            rest,
+            lx.CG(rtol=rtol, atol=0, max_steps=self.max_steps),
+            throw=False,
+        )
+        v = shift + free.project(out.value)
+        wrong = jnp.linalg.norm(operator(out.value) - rest)
+        accept = jnp.maximum(tolerances(top.dtype).accept, 10 * rtol)
+        fine = wrong <= accept * jnp.linalg.norm(rest)
+        return v, _recover(system, free, top, v), fine
+
+
+class Neumann(AbstractAdjoint):
+    """The series `step * sum_j (I - step P H P)^j` with a chosen number of terms.
+
+    Cheap and biased: the error falls like `(1 - step mu)^terms`. The default `step` is
+    one over the largest curvature on the free subspace, by power iteration.
+    """
+
+    terms: int = 10
+    step: float | None = None
+
+    def solve(self, system, solution, top, bottom):
+        free, shift, rest = _reduce(system, top, bottom)
+
+        def operator(d):
+            return free.project(system.lower.hessian_product(system.y, d))
+
+        step = self.step
+        if step is None:
+            step = 1 / (1.05 * largest_curvature(operator, rest))
+        total, _ = jax.lax.fori_loop(
+            0,
+            self.terms,
+            lambda _, c: (c[0] + step * c[1], c[1] - step * operator(c[1])),
+            (jnp.zeros_like(rest), rest),
+        )
+        v = shift + total
+        return v, _recover(system, free, top, v), jnp.all(jnp.isfinite(v))
+
+
+def largest_curvature(operator, like, steps: int = 30):
+    """The largest eigenvalue of a symmetric operator, from below, by power iteration."""
+    n = like.size
+    start = jnp.cos(1.0 + 2.4 * jnp.arange(n)).astype(like.dtype)
+    start = operator(start)
+
+    def body(_, v):
+        return operator(v / jnp.maximum(jnp.linalg.norm(v), jnp.finfo(v.dtype).tiny))
+
+    return jnp.maximum(
+        jnp.linalg.norm(jax.lax.fori_loop(0, steps, body, start)),
+        jnp.finfo(like.dtype).tiny,
+    )
+
+
+def _reduce(system: KKTSystem, top, bottom):
+    """Meet the rows with the shortest step; what is left lives on the free subspace."""
+    free = free_subspace(system.problem.constraints, system.active, top.size, top.dtype)
+    shift = free.lift(bottom) if bottom.size else jnp.zeros_like(top)
+    rest = free.project(top - system.lower.hessian_product(system.y, shift))
+    return free, shift, rest
+
+
+def _recover(system: KKTSystem, free, top, v):
+    force = top - system.lower.hessian_product(system.y, v)
+    return free.multipliers(force)
+
+
+def _ratio(part, whole):
+    return part / jnp.where(whole > 0, whole, 1)
+
+
+def default_adjoint(solution: LowerSolution) -> AbstractAdjoint:
+    """Dense where the solver left a factor, conjugate gradients elsewhere."""
+    return ConjugateGradient() if solution.factor is None else DenseAdjoint()

@@ -1,0 +1,83 @@
+"""What every lower-level solver returns, and the shape of a solver."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from .._problem import Problem
+from .._status import Status
+
+
+class Iterations(eqx.Module):
+    """Work done by one lower-level solve.
+
+    - `passes`: Newton (or first-order) passes over the KKT system.
+    - `factorisations`: Hessians formed and factored.
+    - `safeguard`: steps of the fall-back; zero where the fast path sufficed.
+    """
+
+    passes: Int[Array, ""]
+    factorisations: Int[Array, ""]
+    safeguard: Int[Array, ""]
+
+
+class LowerSolution(eqx.Module):
+    """`y*(x)` with its multipliers, its active set and the trust they deserve.
+
+    Rows are inequality rows, then equality rows. `active` holds the strongly active
+    and the equality rows, `weak` the rows that are tight with a multiplier of zero to
+    within the rounding of the solve; all others are inactive. `margin` is the smallest
+    over inequality rows (scaled to unit norm) of max(multiplier, slack), for the best
+    choice of multipliers where they are not unique. `error` estimates `|y - y*|`.
+    """
+
+    y: PyTree[Array]
+    multipliers: Float[Array, " k"]
+    slack: Float[Array, " k"]
+    active: Bool[Array, " k"]
+    weak: Bool[Array, " k"]
+    shared_dependence: Bool[Array, ""]
+    margin: Float[Array, ""]
+    error: Float[Array, ""]
+    kkt_residual: Float[Array, ""]
+    iterations: Iterations
+    status: Any
+    factor: Any
+
+    @property
+    def inactive(self) -> Bool[Array, " k"]:
+        return ~(self.active | self.weak)
+
+    @property
+    def success(self) -> Bool[Array, ""]:
+        return self.status == Status.successful
+
+
+class AbstractLowerSolver(eqx.Module):
+    """`solver(problem, x, warm)` solves the lower level at `x`.
+
+    `warm` is the `LowerSolution` of a nearby instance with the same shapes; its active
+    set and its factorisation are the valuable parts.
+    """
+
+    @abc.abstractmethod
+    def __call__(
+        self, problem: Problem, x: PyTree[Array], warm: LowerSolution | None = None
+    ) -> LowerSolution: ...
+
+
+def run_if(predicate: Bool[Array, ""], function, operand):
+    """`function(operand)` where `predicate` holds, else `operand`.
+
+    A loop of at most one trip: under vmap its body runs only if some member needs it,
+    whereas `lax.cond` would become a select and make every member pay.
+    """
+
+    def body(carry):
+        return jnp.asarray(False), function(carry[1])
+
+    return jax.lax.while_loop(lambda c: c[0], body, (predicate, operand))[1]

@@ -1,0 +1,192 @@
+"""Dense linear algebra of the lower level: unit rows, whitened Hessian, KKT solves.
+
+With `H = L L^T` the Hessian of `g` in `y` and unit rows `a_i`, put
+
+    W_i = L^{-1} a_i / sigma_i,   sigma_i = |L^{-1} a_i|,   G = W W^T  (unit diagonal).
+
+A KKT system with active set `S` is then one product with `L^{-1}`, one solve with
+`G_SS` and one product with `L^{-T}`. Nothing here knows where `g` came from.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.lax.linalg import triangular_solve
+from jaxtyping import Array, Bool, Float
+
+from .._tolerances import tolerances
+
+
+class Rows(eqx.Module):
+    """Constraint rows at one `x`, scaled to unit norm: `A y <= rhs`.
+
+    Zero rows and infinite bounds are kept but not `usable`; they never become active.
+    `A` and `norm` do not depend on `x`, so a loop over `x` computes them once.
+    """
+
+    A: Float[Array, "k n"]
+    rhs: Float[Array, " k"]
+    scale: Float[Array, " k"]
+    norm: Float[Array, " k"]
+    usable: Bool[Array, " k"]
+    equality: Bool[Array, " k"]
+    empty: Bool[Array, ""]
+
+
+def unit_rows(constraints, x, size: int, dtype) -> Rows:
+    """The rows of `constraints` at `x`, with what is wrong with them noted."""
+    A = constraints.matrix(size, dtype)
+    rhs = constraints.rhs(x).astype(dtype)
+    scale = constraints.rhs_scale(x).astype(dtype)
+    k = A.shape[0]
+    equality = jnp.arange(k) >= constraints.num_inequalities
+    # Two steps, so that rows near the limits of the exponent neither over- nor
+    # underflow.
+    largest = jnp.max(jnp.abs(A), axis=1, initial=0)
+    safe = jnp.where(largest > 0, largest, 1)
+    norm = safe * jnp.sqrt(jnp.sum((A / safe[:, None]) ** 2, axis=1))
+    norm = jnp.where(largest > 0, norm, 1)
+    zero_row = largest == 0
+    noise = tolerances(dtype).rounding * scale
+    impossible = jnp.where(equality, jnp.isinf(rhs), rhs == -jnp.inf)
+    violated = jnp.where(equality, jnp.abs(rhs) > noise, rhs < -noise)
+    usable = ~zero_row & ~jnp.isinf(rhs)
+    return Rows(
+        A=A / norm[:, None],
+        rhs=jnp.where(usable, rhs / norm, 0),
+        scale=jnp.where(usable, scale / norm, 0),
+        norm=norm,
+        usable=usable,
+        equality=equality,
+        empty=jnp.any(impossible) | jnp.any(zero_row & violated),
+    )
+
+
+class FlatLower(eqx.Module):
+    """The lower level at one `x` as functions of a flat `y`."""
+
+    problem: eqx.Module
+    x: object
+    unravel: Callable = eqx.field(static=True)
+
+    def value(self, y):
+        return self.problem.lower_value(self.x, self.unravel(y))
+
+    def gradient(self, y):
+        return jax.grad(self.value)(y)
+
+    def hessian_product(self, y, d):
+        return jax.jvp(self.gradient, (y,), (d,))[1]
+
+    def hessian(self, y):
+        columns = jax.vmap(lambda d: self.hessian_product(y, d))(
+            jnp.eye(y.size, dtype=y.dtype)
+        )
+        return 0.5 * (columns + columns.T)
+
+
+def flatten(problem, x) -> tuple[FlatLower, Float[Array, " n"]]:
+    """The flat lower level and the flat start point."""
+    y0, unravel = ravel_pytree(problem.y0)
+    return FlatLower(problem, x, unravel), y0
+
+
+class Factor(eqx.Module):
+    """`R = L^{-T}`, and the rows in the metric of the inverse Hessian `R R^T`.
+
+    `R` is kept flat: as a matrix, XLA would store it by columns like the solve that
+    made it, and copy it into rows for every product.
+    """
+
+    flat_whitener: Float[Array, " nn"]
+    diagonal: Float[Array, " n"]
+    W: Float[Array, "k n"]
+    sigma: Float[Array, " k"]
+    gram: Float[Array, "k k"]
+    definite: Bool[Array, ""]
+
+    @property
+    def stiffness(self) -> Float[Array, ""]:
+        return jnp.max(self.diagonal)
+
+    @property
+    def whitener(self) -> Float[Array, "n n"]:
+        n = self.diagonal.size
+        return self.flat_whitener.reshape(n, n)
+
+
+def factorise(hessian, rows: Rows) -> Factor:
+    """Factor a Hessian; `definite` says whether it was positive definite."""
+    n = hessian.shape[0]
+    diagonal = jnp.diagonal(hessian)
+    eye = jnp.eye(n, dtype=hessian.dtype)
+    root = jnp.linalg.cholesky(hessian, symmetrize_input=False)
+    pivots = jnp.diagonal(root) ** 2
+    threshold = n * tolerances(hessian.dtype).definite * diagonal
+    definite = jnp.all(pivots > threshold)
+    root = jnp.where(definite, root, eye)
+    whitener = triangular_solve(root, eye, left_side=True, lower=True).T
+    W = rows.A @ whitener
+    sigma = jnp.sqrt(jnp.sum(W**2, axis=1))
+    sigma = jnp.where(sigma > 0, sigma, 1)
+    W = W / sigma[:, None]
+    return Factor(
+        flat_whitener=whitener.reshape(-1),
+        diagonal=jnp.where(definite, diagonal, 1),
+        W=W,
+        sigma=sigma,
+        gram=W @ W.T,
+        definite=definite,
+    )
+
+
+def blank_factor(k, n, dtype) -> Factor:
+    """The factor of the identity, a placeholder until something is factored."""
+    return Factor(
+        flat_whitener=jnp.eye(n, dtype=dtype).reshape(-1),
+        diagonal=jnp.ones(n, dtype),
+        W=jnp.zeros((k, n), dtype),
+        sigma=jnp.ones(k, dtype),
+        gram=jnp.eye(k, dtype=dtype),
+        definite=jnp.asarray(True),
+    )
+
+
+def schur_root(gram, active, regularise) -> Float[Array, "k k"]:
+    """Cholesky root of `G_SS + regularise I`, identity on rows outside `S`."""
+    both = active[:, None] & active[None, :]
+    shift = jnp.where(active, regularise, 1)
+    return jnp.linalg.cholesky(
+        jnp.where(both, gram, 0) + jnp.diag(shift), symmetrize_input=False
+    )
+
+
+def root_solve(root, rhs):
+    """`(root root^T)^{-1} rhs` for a vector."""
+    half = triangular_solve(root, rhs[:, None], left_side=True, lower=True)
+    full = triangular_solve(root, half, left_side=True, lower=True, transpose_a=True)
+    return full[:, 0]
+
+
+def kkt_solve(factor: Factor, root, active, top, bottom):
+    """`d, mu` with `H d + A_S^T mu = top` and `A_S d = bottom_S`, `mu = 0` off `S`."""
+    u = top @ factor.whitener
+    conflict = factor.W @ u - bottom / factor.sigma
+    mu = root_solve(root, jnp.where(active, conflict, 0))
+    d = factor.whitener @ (u - mu @ factor.W)
+    return d, mu / factor.sigma
+
+
+def largest(*arrays) -> list[Float[Array, ""]]:
+    """The largest absolute entry of each array, in one reduction where shapes allow.
+
+    Small problems are bound by the number of kernels, not by arithmetic.
+    """
+    if arrays[0].size == 0:
+        return [jnp.zeros((), array.dtype) for array in arrays]
+    if len({array.shape for array in arrays}) == 1:
+        return list(jnp.max(jnp.abs(jnp.stack(arrays)), axis=1))
+    return [jnp.max(jnp.abs(array)) for array in arrays]

@@ -1,0 +1,121 @@
+"""A finite dual active-set method for strictly convex quadratic programs.
+
+In the metric of the inverse Hessian (see `dense.py`) the dual of the program is
+
+    max_{mu >= 0 on inequalities}  <c, mu> - mu^T G mu / 2,
+
+with `c` the violation of the rows at the unconstrained minimiser. Rows enter one at a
+time, the most violated first, and leave when their multiplier would turn negative, so
+the dual value rises strictly and the method ends. A violated row that depends on the
+working set either replaces one of its rows or proves that the set of `y` is empty.
+Written by hand because no JAX library has it; the idea is that of Goldfarb and Idnani.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .._tolerances import tolerances
+from .dense import root_solve, schur_root
+
+
+class DualState(eqx.Module):
+    """Working set, its multipliers, and how the search stands.
+
+    Where `infeasible`, the `ray` has `ray @ W = 0` and `<ray, c> > 0` (Farkas).
+    """
+
+    working: Bool[Array, " k"]
+    mu: Float[Array, " k"]
+    ray: Float[Array, " k"]
+    infeasible: Bool[Array, ""]
+    done: Bool[Array, ""]
+    steps: Int[Array, ""]
+
+
+def dual_active_set(
+    gram: Float[Array, "k k"],
+    conflict: Float[Array, " k"],
+    usable: Bool[Array, " k"],
+    equality: Bool[Array, " k"],
+    max_steps: int,
+    enabled=True,
+) -> DualState:
+    """Solve the dual program; `enabled=False` returns the empty working set."""
+    k = gram.shape[0]
+    tol = tolerances(gram.dtype)
+    index = jnp.arange(k)
+
+    def body(s: DualState) -> DualState:
+        root = schur_root(gram, s.working, tol.eps)
+        target = root_solve(root, jnp.where(s.working, conflict, 0))
+        blocked = s.working & ~equality & (target < 0)
+
+        # Towards the optimum of the working set, up to the first multiplier that
+        # reaches zero.
+        share = jnp.where(blocked, s.mu / (s.mu - target), jnp.inf)
+        leaves = jnp.argmin(share)
+        partial = s.mu + jnp.min(share) * (target - s.mu)
+        partial = jnp.where(index == leaves, 0, jnp.maximum(partial, _floor(equality)))
+
+        # At that optimum: the most violated row enters (after many steps the first
+        # one, which excludes cycles).
+        violation = conflict - gram @ target
+        size = jnp.max(jnp.abs(conflict), initial=0) + jnp.max(
+            jnp.abs(target), initial=0
+        )
+        worth = jnp.where(equality, jnp.abs(violation), violation)
+        worth = jnp.where(usable & ~s.working, worth, -jnp.inf)
+        wanting = worth > k * tol.rounding * size
+        enters = jnp.where(
+            s.steps < max_steps // 2, jnp.argmax(worth), jnp.argmax(wanting)
+        )
+        optimal = ~jnp.any(wanting)
+        sign = jnp.where(violation[enters] < 0, -1, 1)
+
+        # Its part outside the span of the working set decides what entering means.
+        shadow = root_solve(root, jnp.where(s.working, gram[enters], 0))
+        outside = gram[enters, enters] - gram[enters] @ shadow
+        dependent = outside <= tol.dependent
+        gives_way = s.working & ~equality & (sign * shadow > tol.rounding)
+        ratio = jnp.where(gives_way, target / (sign * shadow), jnp.inf)
+        replaced = jnp.argmin(ratio)
+        infeasible = dependent & ~jnp.any(gives_way) & ~optimal
+        length = jnp.where(dependent & jnp.any(gives_way), jnp.min(ratio), 0)
+        moved = target - length * sign * shadow
+        moved = jnp.where(index == enters, length * sign, moved)
+        moved = jnp.where(dependent & (index == replaced), 0, moved)
+        moved = jnp.maximum(moved, _floor(equality))
+        entered = (s.working | (index == enters)) & ~(dependent & (index == replaced))
+
+        any_blocked = jnp.any(blocked)
+        stop = ~any_blocked & (optimal | infeasible)
+        return DualState(
+            working=jnp.where(
+                any_blocked,
+                s.working & (index != leaves),
+                jnp.where(stop, s.working, entered),
+            ),
+            mu=jnp.where(any_blocked, partial, jnp.where(stop, target, moved)),
+            ray=jnp.where(index == enters, sign, -sign * shadow),
+            infeasible=~any_blocked & infeasible,
+            done=stop,
+            steps=s.steps + 1,
+        )
+
+    start = DualState(
+        working=jnp.zeros(k, bool),
+        mu=jnp.zeros(k, gram.dtype),
+        ray=jnp.zeros(k, gram.dtype),
+        infeasible=jnp.asarray(False),
+        done=jnp.asarray(k == 0),
+        steps=jnp.asarray(0),
+    )
+    return jax.lax.while_loop(
+        lambda s: enabled & ~s.done & (s.steps < max_steps), body, start
+    )
+
+
+def _floor(equality):
+    return jnp.where(equality, -jnp.inf, 0.0)

@@ -1,0 +1,140 @@
+"""Primal–dual interior point for general strongly convex `g`, with active-set polish."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .._tolerances import tolerances
+from .active_set import ActiveSet
+from .base import AbstractLowerSolver
+from .dense import FlatLower, Rows, flatten, unit_rows
+
+
+class InteriorPoint(AbstractLowerSolver):
+    """Newton on the relaxed KKT conditions, `slack * multiplier = centre`.
+
+    Starts from any `y`, feasible or not, and keeps slacks and multipliers positive. It
+    delivers the active set; the Newton passes of `ActiveSet` then polish the point, so
+    the result is as exact as there.
+    """
+
+    max_steps: int = 60
+    polish: ActiveSet = ActiveSet()
+
+    def __call__(self, problem, x, warm=None):
+        lower, y = flatten(problem, x)
+        rows = unit_rows(problem.constraints, x, y.size, y.dtype)
+        path = interior_path(lower, rows, y, self.max_steps, enabled=~rows.empty)
+        active = rows.usable & (rows.equality | (path.multipliers > path.slack))
+        finite = jnp.all(jnp.isfinite(path.y)) & jnp.all(jnp.isfinite(path.multipliers))
+        start = (
+            jnp.where(finite, path.y, y),
+            jnp.where(finite & active, path.multipliers, 0),
+            jnp.where(finite, active, rows.equality & rows.usable),
+        )
+        return self.polish.solve_from(problem, x, lower, rows, y, start, path.steps)
+
+
+class Path(eqx.Module):
+    """A point of the interior path in unit rows."""
+
+    y: Float[Array, " n"]
+    slack: Float[Array, " k"]
+    multipliers: Float[Array, " k"]
+    done: Bool[Array, ""]
+    steps: Int[Array, ""]
+
+
+def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled=True):
+    """Mehrotra's predictor and corrector with the Hessian at the current point."""
+    tol = tolerances(y.dtype)
+    bounded = rows.usable & ~rows.equality
+    fixed = rows.usable & rows.equality
+    count = jnp.maximum(jnp.sum(bounded), 1)
+
+    def residuals(p: Path):
+        dual = lower.gradient(p.y) + p.multipliers @ rows.A
+        primal = jnp.where(rows.usable, rows.A @ p.y + p.slack - rows.rhs, 0)
+        return dual, primal
+
+    def body(p: Path) -> Path:
+        dual, primal = residuals(p)
+        gap = jnp.sum(jnp.where(bounded, p.slack * p.multipliers, 0)) / count
+        ratio = jnp.where(bounded, p.multipliers / p.slack, 0)
+        hessian = lower.hessian(p.y)
+        bent = hessian + (rows.A * ratio[:, None]).T @ rows.A
+        root = jax.scipy.linalg.cho_factor(bent, lower=True)
+        E = jnp.where(fixed[:, None], rows.A, 0)
+        schur = E @ jax.scipy.linalg.cho_solve(root, E.T)
+        shift = jnp.where(fixed, tol.regularise * (1 + jnp.max(schur, initial=0)), 1)
+        schur_root = jax.scipy.linalg.cho_factor(schur + jnp.diag(shift), lower=True)
+
+        def direction(product):
+            # slack * dmu + mu * dslack = product - slack * mu,  A dy + ds = -primal
+            want = jnp.where(bounded, product / p.slack - p.multipliers, 0)
+            want = want + ratio * primal
+            top = -dual - want @ rows.A
+            free = jax.scipy.linalg.cho_solve(root, top)
+            nu = jax.scipy.linalg.cho_solve(
+                schur_root, jnp.where(fixed, E @ free + primal, 0)
+            )
+            dy = free - jax.scipy.linalg.cho_solve(root, nu @ E)
+            ds = jnp.where(bounded, -primal - rows.A @ dy, 0)
+            dmu = jnp.where(
+                fixed, nu, jnp.where(bounded, want + ratio * (rows.A @ dy), 0)
+            )
+            return dy, ds, dmu
+
+        def longest(ds, dmu):
+            limit = jnp.minimum(
+                jnp.where(bounded & (ds < 0), -p.slack / ds, jnp.inf),
+                jnp.where(bounded & (dmu < 0), -p.multipliers / dmu, jnp.inf),
+            )
+            return jnp.minimum(1, 0.995 * jnp.min(limit, initial=jnp.inf))
+
+        _, ds, dmu = direction(jnp.zeros_like(p.slack))
+        ahead = longest(ds, dmu)
+        left = (p.slack + ahead * ds) * (p.multipliers + ahead * dmu)
+        centre = (jnp.sum(jnp.where(bounded, left, 0)) / count / gap) ** 3 * gap
+        centre = jnp.where(jnp.any(bounded), centre, 0)
+        dy, ds, dmu = direction(centre - ds * dmu)
+
+        # A curved `g` can make the full step worse; halve until residuals shrink.
+        def move(step):
+            return Path(
+                p.y + step * dy, p.slack + step * ds, p.multipliers + step * dmu,
+                p.done, p.steps,
+            )  # fmt: skip
+
+        def size(q: Path):
+            dual, primal = residuals(q)
+            return jnp.linalg.norm(dual) + jnp.linalg.norm(primal)
+
+        start, noise = size(p), tol.rounding * (1 + jnp.linalg.norm(p.multipliers))
+        allowed = start + centre * count + noise
+        step = jax.lax.while_loop(
+            lambda t: ~(size(move(t)) <= allowed) & (t > 1e-8),
+            lambda t: 0.5 * t,
+            longest(ds, dmu),
+        )
+        new = move(step)
+        scale = 1 + jnp.linalg.norm(lower.gradient(new.y))
+        small = (size(new) <= tol.accept * scale) & (gap <= tol.accept * scale)
+        broken = ~jnp.all(jnp.isfinite(new.y))
+        return eqx.tree_at(
+            lambda q: (q.done, q.steps), new, (small | broken, p.steps + 1)
+        )
+
+    room = rows.rhs - rows.A @ y
+    typical = 1 + jnp.max(jnp.abs(jnp.where(bounded, room, 0)), initial=0)
+    start = Path(
+        y=y,
+        slack=jnp.where(bounded, jnp.maximum(room, 0.1 * typical), 0),
+        multipliers=jnp.where(bounded, 1.0 + jnp.linalg.norm(lower.gradient(y)), 0),
+        done=jnp.asarray(False),
+        steps=jnp.asarray(0),
+    )
+    return jax.lax.while_loop(
+        lambda p: enabled & ~p.done & (p.steps < max_steps), body, start
+    )

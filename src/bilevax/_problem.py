@@ -1,0 +1,254 @@
+"""Bilevel problems: deterministic, sampled, and tilted.
+
+Randomness transforms problems, not algorithms: `draw` fixes the data sample,
+`perturbed` adds the tilt, and solvers see an ordinary deterministic problem.
+"""
+
+import abc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from ._constraints import AbstractConstraints, Box, Polyhedron, as_float
+from ._perturbation import tree_add
+
+
+class AbstractProblem(eqx.Module):
+    """Anything that gives a `Problem` once a data sample is drawn."""
+
+    @abc.abstractmethod
+    def draw(self, key: PRNGKeyArray) -> "Problem":
+        """The problem at one sample `xi`."""
+
+
+class Problem(AbstractProblem):
+    """`min_x f(x, y*(x))` with `y*(x) = argmin_y { g(x, y) : y in Y(x) }`.
+
+    - `upper`: `f(x, y)`, a scalar, or a pair of a scalar and auxiliary output.
+    - `lower`: `g(x, y)`, a scalar, strongly convex in `y`.
+    - `constraints`: the set `Y(x)`; None for no constraints.
+    - `y0`: where lower solvers start. Needed only where the constraints do not fix the
+      structure of `y` (no rows, or a pytree `y` in a `Polyhedron`).
+    - `domain`: an optional set for `x`, a `Box` or a `Polyhedron` without `B`.
+
+    `x` and `y` are any pytrees of floating arrays.
+    """
+
+    upper: Callable
+    lower: Callable
+    constraints: AbstractConstraints
+    y0: PyTree[Array]
+    domain: Box | Polyhedron | None
+
+    def __init__(self, upper, lower, constraints=None, *, y0=None, domain=None):
+        for name, function in (("upper", upper), ("lower", lower)):
+            if not callable(function):
+                raise ValueError(
+                    f"`{name}` must be a function of `(x, y)`; got "
+                    f"{type(function).__name__}."
+                )
+        constraints = Polyhedron() if constraints is None else constraints
+        if not isinstance(constraints, AbstractConstraints):
+            raise ValueError(
+                "`constraints` must be a Polyhedron, a Box or a Simplex; got "
+                f"{type(constraints).__name__}."
+            )
+        self.upper, self.lower, self.constraints = upper, lower, constraints
+        self.y0 = _checked_start(constraints, y0)
+        self.domain = _checked_domain(domain)
+
+    def draw(self, key):
+        return self
+
+    def perturbed(self, q: PyTree[Array]) -> "Problem":
+        """The same problem with `<q, y>` added to the lower objective."""
+        q = jax.tree.map(lambda leaf: as_float(leaf, "q"), q)
+        _check_like(q, self.y0, "q", "y")
+        lower = self.lower
+        if isinstance(lower, _Tilted):
+            lower, q = lower.lower, tree_add(lower.q, q)
+        return eqx.tree_at(lambda p: p.lower, self, _Tilted(lower, q))
+
+    def upper_value(self, x, y) -> tuple[Float[Array, ""], Any]:
+        """`f(x, y)` and its auxiliary output (None where there is none)."""
+        out = self.upper(x, y)
+        value, aux = out if isinstance(out, tuple) else (out, None)
+        return _scalar(value, "upper"), aux
+
+    def lower_value(self, x, y) -> Float[Array, ""]:
+        """`g(x, y)`."""
+        return _scalar(self.lower(x, y), "lower")
+
+
+class StochasticProblem(AbstractProblem):
+    """`min_x E_xi f(x, y*(x); xi)`, given by how a sample becomes a `Problem`.
+
+    - `sample`: `key -> batch`.
+    - `instance`: `batch -> Problem`. The batch may enter the upper level alone or the
+      lower level too (one box per image of a minibatch).
+    """
+
+    sample: Callable
+    instance: Callable
+
+    @classmethod
+    def from_data(cls, data: PyTree[Array], batch_size: int, instance: Callable):
+        """Minibatches of `batch_size` rows, drawn with replacement, of device data."""
+        data = jax.tree.map(jnp.asarray, data)
+        lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(data)}
+        if len(lengths) != 1 or () in lengths:
+            raise ValueError(
+                "`data` must be arrays that share their leading axis; got leading "
+                f"axes {sorted(lengths)}."
+            )
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be positive; got {batch_size}.")
+        return cls(_Minibatch(data, batch_size), instance)
+
+    def draw(self, key):
+        return self.instance(self.sample(key))
+
+
+class _Minibatch(eqx.Module):
+    data: PyTree[Array]
+    batch_size: int = eqx.field(static=True)
+
+    def __call__(self, key):
+        rows = jax.tree.leaves(self.data)[0].shape[0]
+        index = jr.randint(key, (self.batch_size,), 0, rows)
+        return jax.tree.map(lambda leaf: leaf[index], self.data)
+
+
+class _Tilted(eqx.Module):
+    """`g(x, y) + <q, y>`; a Module, so that a new tilt does not recompile."""
+
+    lower: Callable
+    q: PyTree[Array]
+
+    def __call__(self, x, y):
+        tilt = sum(
+            jnp.sum(q * y)
+            for q, y in zip(jax.tree.leaves(self.q), jax.tree.leaves(y), strict=True)
+        )
+        return self.lower(x, y) + tilt
+
+
+def checked_point(problem: Problem, x: PyTree) -> PyTree[Array]:
+    """`x` as floating arrays that fit the problem, or a `ValueError`."""
+    x = jax.tree.map(lambda leaf: as_float(leaf, "x"), x)
+    if not jax.tree.leaves(x):
+        raise ValueError("`x` must hold at least one array; got an empty tree.")
+    problem.constraints.check_x(x)
+    if problem.domain is not None:
+        inside = problem.domain.start()
+        if isinstance(problem.domain, Polyhedron):
+            size = ravel_pytree(x)[0].size
+            if inside is not None and inside.size != size:
+                raise ValueError(
+                    "`domain` must have one column per entry of `x`; expected "
+                    f"{size} columns, got {inside.size}."
+                )
+        else:
+            _check_like(x, inside, "x", "domain")
+    for function, name in (
+        (problem.upper_value, "upper"),
+        (problem.lower_value, "lower"),
+    ):
+        try:
+            jax.eval_shape(function, x, problem.y0)
+        except ValueError:
+            raise
+        except (TypeError, IndexError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"`{name}(x, y)` could not be evaluated with x of shape "
+                f"{_shapes(x)} and y of shape {_shapes(problem.y0)}: {error}"
+            ) from error
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((x, problem.y0))}
+    if any(jnp.finfo(dtype).bits < 64 for dtype in dtypes):
+        _warn_low_precision()
+    return x
+
+
+_low_precision_warned = False
+
+
+def _warn_low_precision():
+    global _low_precision_warned
+    if not _low_precision_warned:
+        _low_precision_warned = True
+        warnings.warn(
+            "bilevax runs below float64: tolerances are loosened to what the dtype "
+            "can reach and kinks closer than that are flagged. For exact active sets "
+            'call jax.config.update("jax_enable_x64", True) at the start of your '
+            "program.",
+            stacklevel=4,
+        )
+
+
+def _checked_start(constraints, y0):
+    like = constraints.start()
+    if y0 is None:
+        if like is None:
+            raise ValueError(
+                "`y0` is needed: the constraints have no rows, so the shape of `y` is "
+                "unknown."
+            )
+        return like
+    y0 = jax.tree.map(lambda leaf: as_float(leaf, "y0"), y0)
+    if isinstance(constraints, Polyhedron):
+        size = sum(leaf.size for leaf in jax.tree.leaves(y0))
+        if like is not None and like.size != size:
+            raise ValueError(
+                "`A` must have one column per entry of `y0`; expected "
+                f"{size} columns, got {like.size}."
+            )
+    else:
+        _check_like(y0, like, "y0", "constraints")
+    return y0
+
+
+def _checked_domain(domain):
+    if domain is None:
+        return None
+    if not isinstance(domain, Box | Polyhedron):
+        raise ValueError(
+            f"`domain` must be a Box or a Polyhedron; got {type(domain).__name__}."
+        )
+    if isinstance(domain, Polyhedron):
+        if domain.B is not None or domain.B_eq is not None:
+            raise ValueError(
+                "`domain` is read as {x : A x <= b, A_eq x = b_eq} and takes no `B`."
+            )
+    return domain
+
+
+def _check_like(tree, like, name, like_name):
+    if jax.tree.structure(tree) != jax.tree.structure(like):
+        raise ValueError(
+            f"`{name}` must have the tree structure of `{like_name}`; expected "
+            f"{jax.tree.structure(like)}, got {jax.tree.structure(tree)}."
+        )
+    if _shapes(tree) != _shapes(like):
+        raise ValueError(
+            f"`{name}` must have the shapes of `{like_name}`; expected "
+            f"{_shapes(like)}, got {_shapes(tree)}."
+        )
+
+
+def _shapes(tree):
+    shapes = jax.tree.map(jnp.shape, tree)
+    return shapes
+
+
+def _scalar(value, name):
+    value = jnp.asarray(value)
+    if value.shape != ():
+        raise ValueError(f"`{name}(x, y)` must return a scalar; got {value.shape}.")
+    return value

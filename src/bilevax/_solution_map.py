@@ -1,0 +1,114 @@
+"""`y*(x)` as an ordinary differentiable JAX function."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from ._adjoint import AbstractAdjoint, default_adjoint, kkt_system
+from ._lower.base import AbstractLowerSolver
+from ._lower.choose import default_solver
+from ._problem import Problem, checked_point
+
+
+def solution_map(
+    problem: Problem,
+    x: PyTree,
+    *,
+    solver: AbstractLowerSolver | None = None,
+    adjoint: AbstractAdjoint | None = None,
+    multipliers: bool = False,
+) -> PyTree[Array]:
+    """`y*(x)`, for use as a layer; with `multipliers=True` the pair `(y, lambda)`.
+
+    Works with grad, jvp, vmap and jit, nested in any order, and differentiates in every
+    array inside `problem` (`A`, `B`, `b`, a tilt, data held by `lower`) as well as in
+    `x`. Where the lower level has no answer the result is NaN and its derivative zero,
+    so that one failed member does not spoil the gradient of a batch. At a kink the
+    derivative is that of one side; ask `hypergradient` whether there is one.
+    """
+    x = checked_point(problem, x)
+    solver = default_solver(problem) if solver is None else solver
+    y, lam, _ = _primal_dual((problem, x), solver, adjoint)
+    return (y, lam) if multipliers else y
+
+
+@eqx.filter_custom_jvp
+def _primal_dual(inputs, solver, adjoint):
+    problem, x = inputs
+    solution = _solve(solver, problem, x)
+    usable = solution.success
+    y = jax.tree.map(lambda leaf: jnp.where(usable, leaf, jnp.nan), solution.y)
+    return y, jnp.where(usable, solution.multipliers, jnp.nan), solution
+
+
+@eqx.filter_jit
+def _solve(solver, problem, x):
+    return solver(problem, x)
+
+
+@_primal_dual.def_jvp
+def _primal_dual_jvp(primals, tangents):
+    (inputs, solver, adjoint), (inputs_dot, _, _) = primals, tangents
+    y, lam, solution = _primal_dual(inputs, solver, adjoint)
+    usable = solution.success
+    if adjoint is None:
+        adjoint = default_adjoint(solution)
+    solution = jax.lax.stop_gradient(solution)
+
+    # A failed member is replaced by harmless numbers before anything is differentiated.
+    def safe(tree):
+        return jax.tree.map(
+            lambda leaf: (
+                jnp.where(usable, leaf, jnp.nan_to_num(leaf, posinf=0, neginf=0))
+                if eqx.is_inexact_array(leaf)
+                else leaf
+            ),
+            tree,
+        )
+
+    safe_inputs = safe(inputs)
+    y_safe, lam_safe = safe(y), safe(lam)
+    flat, unravel = ravel_pytree(y_safe)
+
+    def conditions(inputs):
+        problem, x = inputs
+        system = kkt_system(problem, x, flat, solution.active)
+        top = system.lower.gradient(flat)
+        if lam_safe.size == 0:
+            return top, lam_safe
+        held = jnp.where(solution.active, lam_safe, 0)
+        top = top + problem.constraints.pull(held)
+        bottom = problem.constraints.push(flat) - problem.constraints.rhs(x)
+        return top, jnp.where(solution.active, bottom, 0)
+
+    _, (top, bottom) = eqx.filter_jvp(conditions, (safe_inputs,), (inputs_dot,))
+    # A tangent that nothing feeds comes back as None. Its zeros must still be linear in
+    # the other one, or the solve below could not be transposed.
+    if top is None:
+        top = jnp.zeros_like(flat) + 0 * jnp.sum(bottom)
+    if bottom is None:
+        bottom = jnp.zeros_like(lam_safe) + 0 * jnp.sum(top)
+    top = jnp.where(usable, top, 0)
+    bottom = jnp.where(usable & solution.active, bottom, 0)
+
+    problem, x = safe_inputs
+    system = kkt_system(problem, x, flat, solution.active)
+    frozen = jax.lax.stop_gradient(eqx.filter(system, eqx.is_array))
+    frozen = eqx.combine(frozen, eqx.filter(system, eqx.is_array, inverse=True))
+
+    def solve(_, rhs):
+        v, w, _ = adjoint.solve(frozen, solution, *rhs)
+        return v, w
+
+    dy, dlam = jax.lax.custom_linear_solve(
+        lambda z: system(*z), (-top, -bottom), solve, symmetric=True
+    )
+    dy, dlam = jnp.where(usable, dy, 0), jnp.where(usable, dlam, 0)
+    # Everything else that a solution holds is a diagnosis, constant to calculus.
+    still = jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf) if eqx.is_inexact_array(leaf) else None,
+        solution,
+    )
+    return (y, lam, solution), (unravel(dy), dlam, still)

@@ -1,0 +1,104 @@
+"""How a solve can end: one enumeration, each member a cause and a remedy."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Status(eqx.Enumeration):
+    """Ways to end. Lives on device, one per batch member; `message` gives the text."""
+
+    successful = ""
+    non_finite = (
+        "A NaN or an infinity reached the lower level: in `x`, in the data of the "
+        "problem, or in a value or derivative of `lower` or `upper` at the start. "
+        "Check the inputs; if `lower` is defined on part of space only (logarithms, "
+        "roots), pass a `y0` inside that part."
+    )
+    not_strongly_convex = (
+        "The Hessian of `lower` in `y` is not positive definite, so the follower has "
+        "no unique answer. Check the sign of its quadratic part, or add "
+        "`0.5 * mu * |y|^2` with a small `mu` to `lower`."
+    )
+    infeasible = (
+        "No `y` satisfies the lower-level constraints at this `x`, so `F(x)` is not "
+        "defined here. Move `x`, restrict it with `domain`, or relax `b`."
+    )
+    iteration_limit = (
+        "The lower-level solver stopped before its KKT residual fell below the "
+        "accepted level. Raise its iteration limits, rescale a badly scaled `lower`, "
+        "or use float64."
+    )
+    dependent_rows = (
+        "The active rows of `A` are linearly dependent and the rows of `B` do not "
+        "share the dependence: `x` is at a kink of `F` or at the edge of the set of "
+        "`x` with a non-empty lower level, and no gradient exists. The one returned "
+        "ignores the conflict; move `x` or perturb the problem."
+    )
+    kink = (
+        "A lower-level row is tight with a multiplier of zero (to rounding), so `F` "
+        "has a kink at this `x`. The gradient returned is that of one side, where "
+        "the weakly active rows are inactive; perturb the lower level with "
+        "`problem.perturbed(q)` to get a smooth neighbour."
+    )
+    adjoint_limit = (
+        "The adjoint linear solve of the hypergradient stopped before its residual "
+        "was small. Allow it more steps, or use a dense back end."
+    )
+
+
+class BilevelError(RuntimeError):
+    """A failed solve, raised when `throw=True`; `status` and `result` say more."""
+
+    def __init__(self, text: str, status: Any, result: Any = None):
+        super().__init__(text)
+        self.status = status
+        self.result = result
+
+
+_NAMES = {
+    int(np.asarray(item._value)): name for name, item in Status._name_to_item.items()
+}
+
+
+def first_failure(*statuses):
+    """The first status that is not `successful`, member by member."""
+    result = statuses[0]
+    for status in statuses[1:]:
+        result = Status.where(result == Status.successful, status, result)
+    return result
+
+
+def message(status) -> str:
+    """The advice for a concrete status; for a batch, one line per failing kind."""
+    codes = np.asarray(status._value)
+    if codes.ndim == 0:
+        return Status._index_to_message[int(codes)]
+    lines = []
+    for code in sorted(set(codes.ravel().tolist()) - {0}):
+        members = np.flatnonzero(codes.ravel() == code)
+        shown = ", ".join(map(str, members[:8])) + (", ..." if len(members) > 8 else "")
+        text = Status._index_to_message[code]
+        lines.append(f"{len(members)} of {codes.size} ({shown}) {_NAMES[code]}: {text}")
+    return "\n".join(lines)
+
+
+def status_name(status) -> str:
+    """The short name of a concrete scalar status."""
+    return _NAMES[int(np.asarray(status._value))]
+
+
+def is_traced(tree) -> bool:
+    """Whether any leaf is a tracer, so that nothing can be decided on its value."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def raise_on_failure(result, what: str):
+    """Raise the advice of `result.status` if it is concrete and not successful."""
+    if is_traced(result.status) or bool(jnp.all(result.success)):
+        return
+    text = message(result.status)
+    raise BilevelError(f"{what} failed. {text}", result.status, result)
