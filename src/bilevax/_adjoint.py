@@ -170,7 +170,7 @@ class Neumann(AbstractAdjoint):
 
 
 def largest_curvature(operator, like, steps: int = 30):
-    """The largest eigenvalue of a symmetric operator, from below, by power iteration."""
+    """The largest eigenvalue of a symmetric operator, by power iteration."""
     n = like.size
     start = jnp.cos(1.0 + 2.4 * jnp.arange(n)).astype(like.dtype)
     start = operator(start)

@@ -10,9 +10,17 @@ from .._status import Status
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution, run_if
 from .classify import classify
-from .dense import Factor, FlatLower, Rows, blank_factor, flatten, unit_rows
-from .newton import Sweep, begin, newton, newton_pass
-from .safeguard import guarded_newton
+from .dense import (
+    Factor,
+    FlatLower,
+    Rows,
+    blank_factor,
+    factorise,
+    flatten,
+    unit_rows,
+)
+from .newton import Sweep, begin, newton_pass, without_decline
+from .safeguard import guarded_step
 
 
 class DenseFactor(eqx.Module):
@@ -41,95 +49,125 @@ class ActiveSet(AbstractLowerSolver):
         rows = unit_rows(problem.constraints, x, y.size, y.dtype)
         start, factor = _start(rows, y, warm)
         sweep = begin(lower, rows, *start)
-        stage = _GUARDED
+        mode = _GUARD
         if warm is not None:
             # The usual case of a warm start, outside the loop so that the factor is
             # read and not copied.
-            sweep, stage = newton_pass(lower, rows, factor, sweep), _WARM
-        return self._run(problem, x, lower, rows, y, start, sweep, factor, stage)
+            sweep, mode = newton_pass(lower, rows, factor, sweep), _WARM
+        return self._run(problem, x, lower, rows, y, sweep, factor, mode)
 
     def solve_from(self, problem, x, lower, rows, y, start, steps):
         """Finish from a primal–dual `start` that took another method `steps`."""
         factor = blank_factor(rows.rhs.size, y.size, y.dtype)
         sweep = begin(lower, rows, *start)
         sweep = eqx.tree_at(lambda s: s.stale, sweep, jnp.asarray(True))
-        solution = self._run(problem, x, lower, rows, y, start, sweep, factor, _WARM)
+        solution = self._run(problem, x, lower, rows, y, sweep, factor, _WARM)
         passes = solution.iterations.passes + steps
         return eqx.tree_at(lambda s: s.iterations.passes, solution, passes)
 
-    def _run(self, problem, x, lower, rows, y, start, sweep, factor, stage):
-        attempt = Attempt(
-            stage=jnp.where(sweep.done & _solved(sweep), _OVER, stage),
-            start=start,
+    def _run(self, problem, x, lower, rows, y, sweep, factor, mode):
+        cold = (y, jnp.zeros_like(rows.rhs), rows.equality & rows.usable)
+        progress = Progress(
+            mode=jnp.where(sweep.done & _solved(sweep), _OVER, mode),
             sweep=sweep,
-            factor=factor,
+            start=cold,
+            restart=jnp.asarray(False),
+            penalty=jnp.zeros((), y.dtype),
             infeasible=jnp.asarray(False),
+            tries=sweep.passes,
+            passes=sweep.passes,
             safeguard=jnp.asarray(0),
             factorisations=jnp.asarray(0),
         )
-        attempt = jax.lax.while_loop(
-            lambda a: ~rows.empty & (a.stage < _OVER),
-            lambda a: self._stage(lower, rows, y, a),
-            attempt,
+        progress, factor = jax.lax.while_loop(
+            lambda c: ~rows.empty & (c[0].mode < _OVER),
+            lambda c: self._step(lower, rows, cold, *c),
+            (progress, factor),
         )
-        return _solution(problem, x, lower, rows, attempt)
+        return _solution(problem, x, lower, rows, progress, factor)
 
-    def _stage(self, lower, rows, y, attempt: "Attempt") -> "Attempt":
-        """Run one stage; the next one follows if this one did not solve."""
-        a = run_if(
-            attempt.stage == _GUARDED, lambda a: self._guard(lower, rows, y, a), attempt
+    def _step(self, lower, rows, cold, p: "Progress", factor: Factor):
+        """One pass of the present mode, with whatever factor and restart it needs."""
+        stale = p.sweep.stale | (p.mode == _GUARD)
+        factor = run_if(
+            stale, lambda _: factorise(lower.hessian(p.sweep.point.y), rows), factor
         )
-        sweep = jax.tree.map(
-            lambda restart, go_on: jnp.where(a.stage == _WARM, go_on, restart),
-            begin(lower, rows, *a.start),
-            a.sweep,
+        p = eqx.tree_at(lambda p: p.factorisations, p, p.factorisations + stale)
+        before = jnp.max(jnp.abs(p.sweep.point.gradient), initial=0)
+        guarded = p.mode == _GUARD
+        new = run_if(guarded, lambda p: self._guard(lower, rows, factor, p), p)
+        new = run_if(~guarded, lambda p: self._pass(lower, rows, factor, cold, p), new)
+        sweep = run_if(
+            new.restart, lambda s: begin(lower, rows, *new.start), new.sweep
         )
-        sweep, factor, count = newton(
-            lower,
-            rows,
-            a.factor,
-            sweep,
-            self.max_passes,
-            hold=a.stage == _HELD,
-            enabled=~a.infeasible & (a.factor.definite | (a.stage == _WARM)),
+        # Once a full step makes the quadratic model predict the gradient, `g` is
+        # quadratic as far as it matters, and Newton passes do the rest.
+        after = jnp.max(jnp.abs(sweep.point.stationarity), initial=0)
+        trusted = guarded & (new.mode == _TRUST)
+        model_holds = after <= tolerances(after.dtype).stale * before
+        mode = jnp.where(trusted & ~model_holds, _GUARD, new.mode)
+        # An indefinite Hessian ends everything, except a warm start gone astray.
+        mode = jnp.where(factor.definite, mode, jnp.where(p.mode == _WARM, mode, _OVER))
+        new = eqx.tree_at(lambda q: (q.sweep, q.mode), new, (sweep, mode))
+        return new, factor
+
+    def _guard(self, lower, rows, factor, p: "Progress") -> "Progress":
+        step = guarded_step(lower, rows, factor, p.sweep.point, p.penalty)
+        over = step.infeasible | (p.tries >= self.max_safeguard_steps)
+        over = over | ~jnp.all(jnp.isfinite(step.y))
+        return Progress(
+            mode=jnp.where(over, _OVER, jnp.where(step.full, _TRUST, _GUARD)),
+            sweep=p.sweep,
+            start=(step.y, step.multipliers, step.active),
+            restart=jnp.asarray(True),
+            penalty=step.penalty,
+            infeasible=step.infeasible,
+            tries=jnp.where(step.full, 0, p.tries + 1),
+            passes=p.passes,
+            safeguard=p.safeguard + step.steps,
+            factorisations=p.factorisations,
         )
-        hopeless = a.infeasible | (~factor.definite & (a.stage != _WARM))
-        return Attempt(
-            stage=jnp.where(_solved(sweep) | hopeless, _OVER, a.stage + 1),
-            start=a.start,
+
+    def _pass(self, lower, rows, factor, cold, p: "Progress") -> "Progress":
+        sweep = newton_pass(lower, rows, factor, p.sweep, p.mode == _HOLD)
+        sweep = without_decline(p.sweep, sweep)
+        spent = sweep.done | (p.tries + 1 >= self.max_passes) | ~factor.definite
+        failed = spent & ~_solved(sweep)
+        start = jax.tree.map(
+            lambda a, b: jnp.where(p.mode == _WARM, a, b), cold, p.start
+        )
+        return Progress(
+            mode=jnp.where(failed, p.mode + 1, jnp.where(spent, _OVER, p.mode)),
             sweep=sweep,
-            factor=factor,
-            infeasible=a.infeasible,
-            safeguard=a.safeguard,
-            factorisations=a.factorisations + count,
-        )
-
-    def _guard(self, lower, rows, y, attempt: "Attempt") -> "Attempt":
-        guard = guarded_newton(lower, rows, y, self.max_safeguard_steps)
-        return Attempt(
-            stage=attempt.stage,
-            start=(guard.y, guard.multipliers, guard.active),
-            sweep=attempt.sweep,
-            factor=guard.factor,
-            infeasible=guard.infeasible,
-            safeguard=guard.steps,
-            factorisations=attempt.factorisations + guard.factorisations,
+            start=start,
+            # The last mode has nowhere to go: its point is the answer there is.
+            restart=failed & (p.mode != _HOLD),
+            penalty=p.penalty,
+            infeasible=p.infeasible,
+            tries=jnp.where(spent, 0, p.tries + 1),
+            passes=p.passes + 1,
+            safeguard=p.safeguard,
+            factorisations=p.factorisations,
         )
 
 
-# Stages of a solve. A warm start is tried first; the safeguard then proves an active
-# set, from which Newton passes refine; if they leave that set, it is held.
-_WARM, _GUARDED, _HELD, _OVER = range(4)
+# Modes of a solve, each the fall-back of the one before. Newton passes from a warm
+# start; exact quadratic programs with a line search; Newton passes from the active set
+# that these proved; the same with that set held.
+_WARM, _GUARD, _TRUST, _HOLD, _OVER = range(5)
 
 
-class Attempt(eqx.Module):
-    """State of a solve across its stages; `start` is where the next one begins."""
+class Progress(eqx.Module):
+    """State of a solve. `start` is where the next restart begins."""
 
-    stage: Int[Array, ""]
-    start: tuple
+    mode: Int[Array, ""]
     sweep: Sweep
-    factor: Factor
+    start: tuple
+    restart: Bool[Array, ""]
+    penalty: Float[Array, ""]
     infeasible: Bool[Array, ""]
+    tries: Int[Array, ""]
+    passes: Int[Array, ""]
     safeguard: Int[Array, ""]
     factorisations: Int[Array, ""]
 
@@ -155,20 +193,20 @@ def _start(rows: Rows, y, warm: LowerSolution | None):
 
 
 def _solution(
-    problem, x, lower: FlatLower, rows: Rows, attempt: Attempt
+    problem, x, lower: FlatLower, rows: Rows, p: Progress, factor: Factor
 ) -> LowerSolution:
-    point = attempt.sweep.point
+    point = p.sweep.point
     coupling = problem.constraints.coupling_matrix(
         sum(leaf.size for leaf in jax.tree.leaves(x)), point.y.dtype
     )
     if coupling is not None:
         coupling = coupling / rows.norm[:, None]
     split, margin, error = classify(
-        rows, coupling, point, attempt.factor, attempt.sweep.root
+        rows, coupling, point, factor, p.sweep.root
     )
     status = run_if(
-        rows.empty | ~_solved(attempt.sweep),
-        lambda _: _failure(rows, attempt, x),
+        rows.empty | ~_solved(p.sweep),
+        lambda _: _failure(rows, p, factor, x),
         Status.successful,
     )
     void = (status != Status.successful) & (status != Status.iteration_limit)
@@ -187,21 +225,21 @@ def _solution(
         error=jnp.where(void, nan, error),
         kkt_residual=jnp.where(void, nan, point.kkt),
         iterations=Iterations(
-            attempt.sweep.passes, attempt.factorisations, attempt.safeguard
+            p.passes, p.factorisations, p.safeguard
         ),
         status=status,
-        factor=DenseFactor(attempt.factor, split.root, rows.norm),
+        factor=DenseFactor(factor, split.root, rows.norm),
     )
 
 
-def _failure(rows: Rows, attempt: Attempt, x):
+def _failure(rows: Rows, p: Progress, factor: Factor, x):
     """Why there is no solution; earlier lines win."""
     data = (x, rows.A, jnp.where(rows.usable, rows.rhs, 0))
     cases = (
         (~_all_finite(data), Status.non_finite),
-        (rows.empty | attempt.infeasible, Status.infeasible),
-        (~_all_finite(attempt.sweep.point.gradient), Status.non_finite),
-        (~attempt.factor.definite, Status.not_strongly_convex),
+        (rows.empty | p.infeasible, Status.infeasible),
+        (~_all_finite(p.sweep.point.gradient), Status.non_finite),
+        (~factor.definite, Status.not_strongly_convex),
     )
     status = Status.iteration_limit
     for failed, kind in reversed(cases):

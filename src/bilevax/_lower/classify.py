@@ -9,7 +9,6 @@ solution still meets all these rows with equality and the derivative is unique; 
 """
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -18,7 +17,6 @@ from .base import run_if
 from .dense import Factor, Rows, kkt_solve, largest, schur_root
 from .dual_active_set import dual_active_set
 from .newton import Point
-
 
 _LP_WEIGHT = 1e-4
 

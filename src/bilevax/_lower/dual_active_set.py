@@ -112,6 +112,8 @@ def dual_active_set(
         done=jnp.asarray(k == 0),
         steps=jnp.asarray(0),
     )
+    if k == 0:
+        return start
     return jax.lax.while_loop(
         lambda s: enabled & ~s.done & (s.steps < max_steps), body, start
     )

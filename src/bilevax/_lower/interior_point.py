@@ -1,4 +1,4 @@
-"""Primal–dual interior point for general strongly convex `g`, with active-set polish."""
+"""Primal–dual interior point for strongly convex `g`, with an active-set polish."""
 
 import equinox as eqx
 import jax

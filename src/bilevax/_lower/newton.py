@@ -13,12 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._tolerances import tolerances
-from .base import run_if
 from .dense import (
     Factor,
     FlatLower,
     Rows,
-    factorise,
     kkt_solve,
     largest,
     schur_root,
@@ -129,7 +127,7 @@ def newton_pass(
     )
 
 
-def _without_decline(old: Sweep, new: Sweep) -> Sweep:
+def without_decline(old: Sweep, new: Sweep) -> Sweep:
     """End where passes no longer improve an accepted point; keep the better one."""
     tol = tolerances(old.point.y.dtype)
     still = jnp.all(new.next_active == new.point.active) | (old.passes > 3)
@@ -140,38 +138,6 @@ def _without_decline(old: Sweep, new: Sweep) -> Sweep:
     keep = stalled & same & (old.point.kkt < new.point.kkt)
     point = jax.tree.map(lambda a, b: jnp.where(keep, a, b), old.point, new.point)
     return eqx.tree_at(lambda s: (s.point, s.done), new, (point, new.done | stalled))
-
-
-def newton(
-    lower: FlatLower,
-    rows: Rows,
-    factor: Factor,
-    sweep: Sweep,
-    max_passes: int,
-    *,
-    hold=False,
-    enabled=True,
-) -> tuple[Sweep, Factor, Int[Array, ""]]:
-    """Passes until the KKT residual is rounding, stops falling, or time is up.
-
-    Factors again where the last pass found the factor stale; the count is returned.
-    """
-
-    def body(carry):
-        s, factor, count = carry
-        factor = run_if(
-            s.stale, lambda _: factorise(lower.hessian(s.point.y), rows), factor
-        )
-        count = count + s.stale
-        s = _without_decline(s, newton_pass(lower, rows, factor, s, hold))
-        s = eqx.tree_at(lambda s: s.done, s, s.done | ~factor.definite)
-        return s, factor, count
-
-    return jax.lax.while_loop(
-        lambda c: enabled & ~c[0].done & (c[0].passes < max_passes),
-        body,
-        (sweep, factor, jnp.asarray(0)),
-    )
 
 
 def _next_active(rows: Rows, point: Point, rounding) -> Bool[Array, " k"]:

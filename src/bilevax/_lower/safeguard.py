@@ -11,85 +11,50 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._tolerances import tolerances
-from .dense import Factor, FlatLower, Rows, blank_factor, factorise, largest
+from .dense import Factor, FlatLower, Rows
 from .dual_active_set import dual_active_set
+from .newton import Point
 
 
 class Guarded(eqx.Module):
-    """A point of the safeguarded iteration and how it ended."""
+    """One step of the safeguard; `full` says that it was not cut."""
 
-    factor: Factor
     y: Float[Array, " n"]
     multipliers: Float[Array, " k"]
     active: Bool[Array, " k"]
     penalty: Float[Array, ""]
+    full: Bool[Array, ""]
     infeasible: Bool[Array, ""]
-    done: Bool[Array, ""]
     steps: Int[Array, ""]
-    factorisations: Int[Array, ""]
 
 
-def guarded_newton(
-    lower: FlatLower, rows: Rows, y, max_steps: int, enabled=True
+def guarded_step(
+    lower: FlatLower, rows: Rows, factor: Factor, point: Point, penalty
 ) -> Guarded:
-    """Damped Newton steps from `y` until the quadratic model holds."""
-    k = rows.A.shape[0]
-    tol = tolerances(y.dtype)
-
-    def body(s: Guarded) -> Guarded:
-        gradient = lower.gradient(s.y)
-        factor = factorise(lower.hessian(s.y), rows)
-        room = rows.rhs - rows.A @ s.y
-        u = -(gradient @ factor.whitener)
-        dual = dual_active_set(
-            factor.gram,
-            factor.W @ u - room / factor.sigma,
-            rows.usable,
-            rows.equality,
-            max_steps=20 * k + 100,
-            enabled=factor.definite,
-        )
-        multipliers = dual.mu / factor.sigma
-        d = factor.whitener @ (u - dual.mu @ factor.W)
-        infeasible = dual.infeasible & _is_farkas(rows, dual.ray / factor.sigma)
-
-        penalty = jnp.maximum(s.penalty, 2 * jnp.max(jnp.abs(multipliers), initial=0))
-        slope = gradient @ d - penalty * jnp.sum(_violation(rows, s.y))
-        step = _backtrack(lower, rows, s.y, d, slope, penalty)
-        moved = s.y + step * d
-        # Once the quadratic model predicts the gradient, `g` is quadratic as far as
-        # it matters, and the Newton passes that follow do the rest.
-        residual, before = largest(
-            lower.gradient(moved) + multipliers @ rows.A, gradient
-        )
-        trusted = residual <= tol.stale * before
-        done = infeasible | ~factor.definite | (trusted & (step == 1))
-        done = done | ~jnp.all(jnp.isfinite(moved))
-        return Guarded(
-            factor=factor,
-            y=moved,
-            multipliers=multipliers,
-            active=dual.working,
-            penalty=penalty,
-            infeasible=infeasible,
-            done=done,
-            steps=s.steps + dual.steps,
-            factorisations=s.factorisations + 1,
-        )
-
-    start = Guarded(
-        factor=blank_factor(k, y.size, y.dtype),
-        y=y,
-        multipliers=jnp.zeros(k, y.dtype),
-        active=rows.equality & rows.usable,
-        penalty=jnp.zeros((), y.dtype),
-        infeasible=jnp.asarray(False),
-        done=jnp.asarray(False),
-        steps=jnp.asarray(0),
-        factorisations=jnp.asarray(0),
+    """From `point`, whose Hessian `factor` holds, one damped step."""
+    k = rows.rhs.size
+    u = -(point.gradient @ factor.whitener)
+    dual = dual_active_set(
+        factor.gram,
+        factor.W @ u + point.violation / factor.sigma,
+        rows.usable,
+        rows.equality,
+        max_steps=20 * k + 100,
+        enabled=factor.definite,
     )
-    return jax.lax.while_loop(
-        lambda s: enabled & ~s.done & (s.factorisations < max_steps), body, start
+    multipliers = dual.mu / factor.sigma
+    d = factor.whitener @ (u - dual.mu @ factor.W)
+    penalty = jnp.maximum(penalty, 2 * jnp.max(jnp.abs(multipliers), initial=0))
+    slope = point.gradient @ d - penalty * jnp.sum(_violation(rows, point.y))
+    step = _backtrack(lower, rows, point.y, d, slope, penalty)
+    return Guarded(
+        y=point.y + step * d,
+        multipliers=multipliers,
+        active=dual.working,
+        penalty=penalty,
+        full=step == 1,
+        infeasible=dual.infeasible & _is_farkas(rows, dual.ray / factor.sigma),
+        steps=dual.steps,
     )
 
 
