@@ -10,8 +10,9 @@ for every tool the time of one gradient of `F(x) = f(x, y*(x))` and its worst er
 against a closed form in extended precision. Part 2 solves and differentiates a box
 lower level with a million variables by products alone.
 
-The tools are imported where they are used: one that is missing gets a row that says so,
-and the memory of each is measured in a process that loads nothing else.
+All of part 1 runs in one thread, part 2 in as many as there are cores. The tools are
+imported where they are used: one that is missing gets a row that says so, and the
+memory of each is measured in a process that loads nothing else.
 """
 
 import argparse
@@ -34,6 +35,16 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 SIZES = "10,5 50,10 200,50"
+# A tool that has used this many seconds at one size is repeated no further.
+BUDGET_S = 15
+# One thread for every library: on a shared machine threads wait for each other, some
+# tools' more than others'.
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+}
 PACKAGES = (
     "bilevax", "jax", "numpy", "daqp", "proxsuite", "qpax", "qpth", "cvxpylayers",
     "diffcp", "cvxpy", "clarabel", "scs", "torch",
@@ -60,9 +71,9 @@ def draw(n, k, seed=0):
 
 
 def path(n, count):
-    """Points around -0.5, one small step apart."""
+    """A closed curve around -0.5, long enough for rows to come and go."""
     t = np.arange(count)[:, None]
-    return -0.5 + 0.05 * np.sin(0.01 * t + np.arange(n))
+    return -0.5 + 0.5 * np.sin(0.1 * t + 2 * np.pi * np.arange(n) / n)
 
 
 # The truth
@@ -315,6 +326,8 @@ TOOLS = {
     "cvxpylayers, Clarabel": (cvxpylayers_clarabel, ("cvxpylayers.torch", "clarabel")),
 }
 
+JITTED = ("bilevax", "qpax", "qpax, kappa 1e-10")
+
 
 def missing(name):
     """The first module of a tool that cannot be imported, or None."""
@@ -343,6 +356,8 @@ class Entry:
             grads.append(np.stack([self.call(i) for i in range(self.count)]))
         self.grads = grads
         self.cold = self.looped = np.inf
+        self.jitted = name in JITTED
+        self.spent = 0.0
 
     def _loop(self):
         if self.own_loop is not None:
@@ -351,12 +366,16 @@ class Entry:
 
     def measure(self):
         """Time every point once each way; the best of the repeats counts."""
+        if self.spent > BUDGET_S:
+            return
+        began = time.perf_counter()
         self.looped = min(self.looped, _timed(self._loop) / self.count)
         cold = self.looped
         if self.own_loop is not None:
             cold = _timed(lambda: [self.call(i) for i in range(self.count)])
             cold = cold / self.count
         self.cold = min(self.cold, cold)
+        self.spent += time.perf_counter() - began
 
     def result(self, truth):
         norms = np.linalg.norm(truth, axis=1)
@@ -364,7 +383,7 @@ class Entry:
         return {
             "cold_us": 1e6 * self.cold,
             "loop_us": 1e6 * self.looped,
-            "compile_s": max(self.first - self.count * self.looped, 0.0),
+            "compile_s": self.first - self.count * self.looped if self.jitted else 0,
             "worst_error": float(np.max(wrong)),
         }
 
@@ -436,7 +455,7 @@ def size_table(result, memory):
             f"{row['loop_us'] / base:,.1f}",
             f"{row['worst_error']:.0e}",
             f"{row['compile_s']:.1f}" if row["compile_s"] > 0.05 else "–",
-            f"{memory[name]:,.0f}" if name in memory else "–",
+            f"{memory[name]:,.0f}" if memory.get(name) else "–",
         )
     return table
 
@@ -451,10 +470,16 @@ def peak_megabytes():
 
 def memory_of(name, n, k):
     """Peak memory of a fresh process that uses one tool for three points."""
-    sizes = f"{n},{k}"
-    command = [sys.executable, __file__, "--memory-of", name, "--sizes", sizes]
-    out = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(out.stdout.split()[-1])
+    out = child("--memory-of", name, "--sizes", f"{n},{k}")
+    return float(out) if out else None
+
+
+def child(*options, env=None):
+    """The last line that this script prints when run with `options`; None if none."""
+    command = [sys.executable, __file__, *options]
+    out = subprocess.run(command, capture_output=True, text=True, env=env)
+    lines = out.stdout.splitlines()
+    return lines[-1] if out.returncode == 0 and lines else None
 
 
 def print_memory(name, n, k):
@@ -491,10 +516,10 @@ def large_box(n):
     problem = bx.Problem(upper, lower, bx.Box(jnp.zeros(n), jnp.ones(n)))
     rng = np.random.default_rng(0)
     x = {
-        "load": jnp.asarray(4 * rng.random(n) - 1),
+        "load": jnp.asarray(16 * rng.random(n) - 6),
         "log_stiffness": jnp.asarray(0.3 * rng.standard_normal(-(-n // block))),
     }
-    d = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape)), x)
+    d = jax.tree.map(lambda leaf: jnp.asarray(rng.random(leaf.shape)), x)
 
     def at(step, warm=None):
         moved = jax.tree.map(lambda a, b: a + step * b, x, d)
@@ -503,7 +528,7 @@ def large_box(n):
         return e, time.perf_counter() - began
 
     e, first = at(0.0)
-    h = 1e-5
+    h = 1e-6
     (up, later), (down, again) = at(h), at(-h)
     at(0.0, e.lower)
     _, warm = at(1e-3, e.lower)
@@ -514,6 +539,7 @@ def large_box(n):
         "leaves_of_x": {name: leaf.size for name, leaf in x.items()},
         "active_bounds": int(e.lower.active.sum()),
         "status": bx.status_name(e.status),
+        "rounds": int(e.lower.iterations.passes),
         "first_call_s": first,
         "later_call_s": min(later, again),
         "warm_call_s": warm,
@@ -522,6 +548,13 @@ def large_box(n):
         "difference_error": float(abs(difference - slope) / abs(slope)),
         "peak_mb": peak_megabytes(),
     }
+
+
+def box_in_child(n):
+    """`large_box` in a process of its own, with all threads."""
+    env = {name: v for name, v in os.environ.items() if name not in ONE_THREAD}
+    out = child("--box-only", "--box", str(n), env=env)
+    return json.loads(out) if out else None
 
 
 def box_table(box):
@@ -533,12 +566,13 @@ def box_table(box):
     rows = {
         "status": box["status"],
         "active bounds": f"{box['active_bounds']:,}",
+        "rounds of the solver": f"{box['rounds']}",
         "first call, with compilation": f"{box['first_call_s']:.1f} s",
         "later call, cold start": f"{box['later_call_s']:.1f} s",
         "later call, warm start": f"{box['warm_call_s']:.1f} s",
         "KKT residual, relative": f"{box['kkt_residual']:.0e}",
         "slope against central difference": f"{box['difference_error']:.0e}",
-        "peak memory of this process": f"{box['peak_mb']:,.0f} MB",
+        "peak memory of its process": f"{box['peak_mb']:,.0f} MB",
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -563,11 +597,12 @@ def sizes_of(text):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sizes", default=SIZES, help='pairs "n,k n,k"')
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--points", type=int, default=100)
     parser.add_argument("--box", type=int, default=10**6, help="variables; 0 for none")
     parser.add_argument("--json", metavar="OUT", help="write all numbers to a file")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--box-only", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -575,11 +610,17 @@ def main():
     args = arguments()
     sizes = sizes_of(args.sizes)
     warnings.simplefilter("ignore")  # of other people's packages
+    if args.box_only:
+        return print(json.dumps(large_box(args.box)))
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
+        # Libraries read these when they are loaded, so start again.
+        command = [sys.executable, *sys.argv]
+        os.execve(sys.executable, command, os.environ | ONE_THREAD)
     if args.memory_of:
         return print_memory(args.memory_of, *sizes[-1])
     began = time.perf_counter()
     console = Console(width=max(Console().width, 110))
-    memory: dict[str, float] = {}
+    memory: dict[str, float | None] = {}
     results: list[dict[str, Any]] = []
     box = None
     total = len(TOOLS) * (1 + len(sizes) * (1 + args.repeats)) + bool(args.box)
@@ -592,10 +633,7 @@ def main():
         # First, while this process is small: a child starts with its parent's peak.
         for name in TOOLS:
             advance(f"memory: {name}")
-            try:
-                memory[name] = memory_of(name, *sizes[-1])
-            except subprocess.CalledProcessError:
-                pass
+            memory[name] = memory_of(name, *sizes[-1])
         for n, k in sizes:
             results.append(compare(n, k, args.points, args.repeats, advance))
             console.print(
@@ -603,8 +641,8 @@ def main():
             )
         if args.box:
             advance("the large box")
-            box = large_box(args.box)
-            console.print(box_table(box))
+            box = box_in_child(args.box)
+            console.print(box_table(box) if box else "The large box: failed.")
     report = {
         "python": platform.python_version(),
         "cores": os.cpu_count(),

@@ -18,9 +18,7 @@ def jacobians_of_pro_diff(problem, x, lower):
     A = np.asarray(problem.constraints.A)[active]
     B = np.asarray(problem.constraints.B)[active]
     H = np.asarray(jax.hessian(problem.lower, argnums=1)(x, y))
-    mixed = np.asarray(
-        jax.jacfwd(jax.grad(problem.lower, argnums=1), argnums=0)(x, y)
-    )
+    mixed = np.asarray(jax.jacfwd(jax.grad(problem.lower, argnums=1), argnums=0)(x, y))
     inverse = np.linalg.inv(H)
     multipliers = -np.linalg.inv(A @ inverse @ A.T) @ (A @ inverse @ mixed - B)
     return multipliers, inverse @ (-mixed - A.T @ multipliers)
@@ -36,9 +34,9 @@ def test_the_closed_form_of_the_paper(seed):
     f_x, f_y = jax.grad(problem.upper, argnums=(0, 1))(x, e.lower.y)
     np.testing.assert_allclose(e.grad, f_x + dy.T @ f_y, rtol=zoo.EXACT, atol=zoo.EXACT)
 
-    both = eqx.filter_jit(jax.jacobian(
-        lambda x: bx.solution_map(problem, x, multipliers=True)
-    ))(x)
+    both = eqx.filter_jit(
+        jax.jacobian(lambda x: bx.solution_map(problem, x, multipliers=True))
+    )(x)
     np.testing.assert_allclose(both[0], dy, atol=zoo.EXACT)
     np.testing.assert_allclose(both[1][e.lower.active], dlam, atol=zoo.EXACT)
 
@@ -101,9 +99,10 @@ def test_auxiliary_output_and_pytrees():
         return value, {"total": jnp.sum(y["flow"])}
 
     def lower(x, y):
-        return 0.5 * jnp.sum((y["flow"] - x["toll"]) ** 2) + 0.5 * (
-            y["rest"] - x["tax"]
-        ) ** 2
+        return (
+            0.5 * jnp.sum((y["flow"] - x["toll"]) ** 2)
+            + 0.5 * (y["rest"] - x["tax"]) ** 2
+        )
 
     box = bx.Box(
         {"flow": np.zeros(2), "rest": -np.inf}, {"flow": np.ones(2), "rest": np.inf}

@@ -97,9 +97,7 @@ class ActiveSet(AbstractLowerSolver):
         guarded = p.mode == _GUARD
         new = run_if(guarded, lambda p: self._guard(lower, rows, factor, p), p)
         new = run_if(~guarded, lambda p: self._pass(lower, rows, factor, cold, p), new)
-        sweep = run_if(
-            new.restart, lambda s: begin(lower, rows, *new.start), new.sweep
-        )
+        sweep = run_if(new.restart, lambda s: begin(lower, rows, *new.start), new.sweep)
         # Once a full step makes the quadratic model predict the gradient, `g` is
         # quadratic as far as it matters, and Newton passes do the rest.
         after = jnp.max(jnp.abs(sweep.point.stationarity), initial=0)
@@ -201,9 +199,7 @@ def _solution(
     )
     if coupling is not None:
         coupling = coupling / rows.norm[:, None]
-    split, margin, error = classify(
-        rows, coupling, point, factor, p.sweep.root
-    )
+    split, margin, error = classify(rows, coupling, point, factor, p.sweep.root)
     status = run_if(
         rows.empty | ~_solved(p.sweep),
         lambda _: _failure(rows, p, factor, x),
@@ -224,9 +220,7 @@ def _solution(
         margin=jnp.where(void, nan, margin),
         error=jnp.where(void, nan, error),
         kkt_residual=jnp.where(void, nan, point.kkt),
-        iterations=Iterations(
-            p.passes, p.factorisations, p.safeguard
-        ),
+        iterations=Iterations(p.passes, p.factorisations, p.safeguard),
         status=status,
         factor=DenseFactor(factor, split.root, rows.norm),
     )

@@ -1,0 +1,71 @@
+"""The shape of the house is a test: imports point down, public names are documented."""
+
+import ast
+import inspect
+import pathlib
+import re
+
+import bilevax as bx
+
+LAYERS = (
+    {"_tolerances", "_status", "_constraints", "_perturbation"},
+    {"_problem", "_free"},
+    {"_lower"},
+    {"_adjoint"},
+    {"_quality"},
+    {"_implicit", "_solution_map"},
+)
+RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+ROOT = pathlib.Path(bx.__file__).parent
+REPOSITORY = ROOT.parent.parent
+
+
+def test_imports_point_downwards():
+    seen = set()
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).parts
+        module = parts[0].removesuffix(".py")
+        if module == "__init__":
+            continue
+        seen.add(module)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not node.level:
+                continue
+            if len(parts) > 1 and node.level == 1:
+                continue
+            target = (node.module or "").split(".")[0]
+            assert RANK[target] < RANK[module], f"{path} imports {target}"
+    assert seen == set(RANK)
+
+
+def test_public_names_are_documented_and_few():
+    public = [name for name in vars(bx) if not name.startswith("_")]
+    assert len(public) <= 45
+    for name in public:
+        assert inspect.getdoc(getattr(bx, name)), name
+
+
+def test_every_status_is_a_sentence_of_advice():
+    for name, item in bx.Status._name_to_item.items():
+        text = bx.Status[item]
+        if name != "successful":
+            assert text.endswith("."), name
+            assert len(text) > 80, name
+
+
+def test_the_readme_example_runs():
+    text = (REPOSITORY / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert blocks
+    assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 15
+    scope: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), scope)
+    assert scope["e"].success
+
+
+def test_the_demo_prints_its_table():
+    import runpy
+
+    scope = runpy.run_path(str(REPOSITORY / "examples" / "first_steps.py"))
+    scope["main"]()

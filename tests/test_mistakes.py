@@ -1,0 +1,90 @@
+"""Mistakes raise a `ValueError` before tracing, naming argument, expected, received."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+
+A, B, b = np.ones((2, 3)), np.ones((2, 4)), np.ones(2)
+f = lambda x, y: jnp.sum(y)
+g = lambda x, y: jnp.sum(y**2)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: bx.Polyhedron(A, B, np.ones(3)), ("`b`", "rows", "3")),
+        (lambda: bx.Polyhedron(A, np.ones((3, 4)), b), ("`B`", "rows", "3")),
+        (lambda: bx.Polyhedron(A), ("`A`", "`b`")),
+        (lambda: bx.Polyhedron(B=B, b=b), ("`A`", "domain")),
+        (lambda: bx.Polyhedron(np.ones(3), b=b), ("`A`", "matrix", "(3,)")),
+        (lambda: bx.Polyhedron(A, b=np.ones((2, 1))), ("`b`", "vector")),
+        (
+            lambda: bx.Polyhedron(A, b=b, A_eq=np.ones((1, 2)), b_eq=np.ones(1)),
+            ("`A_eq`", "3", "2"),
+        ),
+        (lambda: bx.Polyhedron(A + 1j, b=b), ("`A`", "real")),
+        (lambda: bx.Box(np.zeros(2), np.ones(3)), ("`lower`", "(2,)", "(3,)")),
+        (lambda: bx.Box({"a": np.zeros(2)}, [np.ones(2)]), ("`upper`", "structure")),
+        (lambda: bx.Simplex((2, 3), total=np.ones(3)), ("`total`", "(2,)", "(3,)")),
+        (lambda: bx.Simplex(0), ("`shape`",)),
+        (lambda: bx.Problem(f, 3.0, bx.Polyhedron(A, b=b)), ("`lower`", "float")),
+        (lambda: bx.Problem(f, g, "box"), ("`constraints`", "str")),
+        (lambda: bx.Problem(f, g), ("`y0`",)),
+        (lambda: bx.Problem(f, g, bx.Polyhedron(A, b=b), y0=np.ones(5)), ("5", "3")),
+        (
+            lambda: bx.Problem(
+                f, g, bx.Polyhedron(A, b=b), domain=bx.Polyhedron(A, B, b)
+            ),
+            ("`domain`", "`B`"),
+        ),
+        (
+            lambda: bx.Problem(f, g, bx.Polyhedron(A, b=b), domain=bx.Simplex(3)),
+            ("`domain`", "Simplex"),
+        ),
+        (
+            lambda: bx.Problem(f, g, bx.Polyhedron(A, b=b)).perturbed(np.ones(2)),
+            ("`q`", "(3,)", "(2,)"),
+        ),
+        (
+            lambda: bx.StochasticProblem.from_data((np.ones(3), np.ones(4)), 2, None),
+            ("`data`", "leading"),
+        ),
+    ],
+)
+def test_construction(build, words):
+    with pytest.raises(ValueError, match=".") as info:
+        build()
+    for word in words:
+        assert word in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("upper", "lower", "x", "words"),
+    [
+        (f, g, np.ones(5), ("`B`", "5", "4")),
+        (f, lambda x, y: y, np.ones(4), ("`lower(x, y)`", "scalar", "(3,)")),
+        (lambda x, y: x, g, np.ones(4), ("`upper(x, y)`", "scalar")),
+        (f, lambda x, y: jnp.sum(x @ y), np.ones(4), ("`lower(x, y)`", "(4,)")),
+        (f, g, "here", ("`x`",)),
+    ],
+)
+def test_evaluation(upper, lower, x, words):
+    problem = bx.Problem(upper, lower, bx.Polyhedron(A, B, b))
+    with pytest.raises(ValueError, match=".") as info:
+        bx.hypergradient(problem, x)
+    for word in words:
+        assert word in str(info.value)
+
+
+def test_a_sampled_problem_must_be_drawn_first():
+    sampled = bx.StochasticProblem(lambda key: None, lambda batch: None)
+    with pytest.raises(ValueError, match="draw"):
+        bx.hypergradient(sampled, np.ones(2))
+
+
+def test_a_solver_refuses_what_it_cannot_handle():
+    problem = bx.Problem(f, g, bx.Polyhedron(A, b=b))
+    with pytest.raises(ValueError, match=r"ProjectedGradient.*Polyhedron"):
+        bx.hypergradient(problem, np.ones(4), solver=bx.ProjectedGradient())
