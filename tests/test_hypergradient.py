@@ -148,6 +148,7 @@ def test_a_tilt_moves_the_kink_and_does_not_recompile():
 def test_quality_bounds_the_error_of_an_inexact_lower_level():
     problem, x = zoo.t2(), jnp.full(10, -0.5)
     exact = bx.hypergradient(problem, x, quality=True)
+    assert exact.quality is not None
     # H = 2 I on every subspace.
     np.testing.assert_allclose(exact.quality.condition, 1, rtol=1e-2)
     assert exact.quality.bias_is_bound
@@ -162,6 +163,7 @@ def test_quality_bounds_the_error_of_an_inexact_lower_level():
             return eqx.tree_at(lambda s: s.y, out, out.y + off)
 
     rough = bx.hypergradient(problem, x, solver=Sloppy(), quality=True)
+    assert rough.quality is not None
     error = np.linalg.norm(rough.grad - exact.grad)
     assert 1e-6 < error <= float(rough.quality.bias) * (1 + 1e-9)
     assert rough.quality.bias < 3 * error
@@ -174,6 +176,7 @@ def test_quality_says_when_it_is_only_an_estimate():
         bx.Polyhedron(A=np.ones((1, 3)), b=np.ones(1)),
     )
     e = bx.hypergradient(problem, np.array([0.1, 0.2, 0.3]), quality=True)
+    assert e.quality is not None
     assert not e.quality.bias_is_bound
 
 

@@ -48,7 +48,7 @@ g = lambda x, y: jnp.sum(y**2)
             ("`q`", "(3,)", "(2,)"),
         ),
         (
-            lambda: bx.StochasticProblem.from_data((np.ones(3), np.ones(4)), 2, None),
+            lambda: bx.StochasticProblem.from_data((np.ones(3), np.ones(4)), 2, f),
             ("`data`", "leading"),
         ),
     ],
@@ -81,7 +81,7 @@ def test_evaluation(upper, lower, x, words):
 def test_a_sampled_problem_must_be_drawn_first():
     sampled = bx.StochasticProblem(lambda key: None, lambda batch: None)
     with pytest.raises(ValueError, match="draw"):
-        bx.hypergradient(sampled, np.ones(2))
+        bx.hypergradient(sampled, np.ones(2))  # pyright: ignore[reportArgumentType]
 
 
 def test_a_solver_refuses_what_it_cannot_handle():

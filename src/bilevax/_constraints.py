@@ -13,13 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 
-def as_float(value, name: str, ndim: int | None = None) -> Array | None:
+def as_float(value, name: str, ndim: int | None = None) -> Array:
     """`value` as a floating array of `ndim` axes, or a `ValueError` that names it."""
-    if value is None:
-        return None
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
@@ -277,7 +275,7 @@ class Simplex(AbstractConstraints):
     total: Float[Array, "..."]
     shape: tuple[int, ...] = eqx.field(static=True)
 
-    def __init__(self, shape, total=1.0):
+    def __init__(self, shape: int | tuple[int, ...], total: ArrayLike = 1.0):
         shape = (int(shape),) if isinstance(shape, int | np.integer) else tuple(shape)
         if not shape or any(size < 1 for size in shape):
             raise ValueError(f"`shape` must hold positive integers; got {shape}.")
@@ -347,9 +345,9 @@ def _onto_simplex(y, total):
 
 
 def _checked_rows(A, B, b, suffix: str):
-    A = as_float(A, f"A{suffix}", 2)
-    B = as_float(B, f"B{suffix}", 2)
-    b = as_float(b, f"b{suffix}", 1)
+    A = None if A is None else as_float(A, f"A{suffix}", 2)
+    B = None if B is None else as_float(B, f"B{suffix}", 2)
+    b = None if b is None else as_float(b, f"b{suffix}", 1)
     if A is None and (B is not None or b is not None):
         raise ValueError(
             f"`B{suffix}` and `b{suffix}` need `A{suffix}`; for rows that involve `x` "

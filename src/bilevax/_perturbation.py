@@ -29,7 +29,7 @@ class Gaussian(AbstractPerturbation):
 
     def sample(self, like, *, key):
         flat, unravel = ravel_pytree(like)
-        return unravel(self.std * jr.normal(key, flat.shape, flat.dtype))
+        return unravel(jnp.asarray(self.std) * jr.normal(key, flat.shape, flat.dtype))
 
     def radius(self, size):
         return jnp.inf
@@ -62,7 +62,7 @@ class TruncatedGaussian(AbstractPerturbation):
     def sample(self, like, *, key):
         flat, unravel = ravel_pytree(like)
         draw = jr.truncated_normal(key, -self.width, self.width, flat.shape, flat.dtype)
-        return unravel(self.std * draw)
+        return unravel(jnp.asarray(self.std) * draw)
 
     def radius(self, size):
         return self.width * self.std * jnp.sqrt(size)

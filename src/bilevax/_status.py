@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 class Status(eqx.Enumeration):
@@ -93,7 +94,7 @@ def status_name(status) -> str:
 
 def is_traced(tree) -> bool:
     """Whether any leaf is a tracer, so that nothing can be decided on its value."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def raise_on_failure(result, what: str):

@@ -15,9 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.lax.linalg import triangular_solve
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
+from .._problem import Problem
 from .._tolerances import tolerances
+
+# A truth value known now, or on the device.
+BoolLike = bool | Bool[Array, ""]
 
 
 class Rows(eqx.Module):
@@ -68,8 +72,8 @@ def unit_rows(constraints, x, size: int, dtype) -> Rows:
 class FlatLower(eqx.Module):
     """The lower level at one `x` as functions of a flat `y`."""
 
-    problem: eqx.Module
-    x: object
+    problem: Problem
+    x: PyTree[Array]
     unravel: Callable = eqx.field(static=True)
 
     def value(self, y):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._tolerances import tolerances
-from .dense import root_solve, schur_root
+from .dense import BoolLike, root_solve, schur_root
 
 
 class DualState(eqx.Module):
@@ -40,7 +40,7 @@ def dual_active_set(
     usable: Bool[Array, " k"],
     equality: Bool[Array, " k"],
     max_steps: int,
-    enabled=True,
+    enabled: BoolLike = True,
 ) -> DualState:
     """Solve the dual program; `enabled=False` returns the empty working set."""
     k = gram.shape[0]

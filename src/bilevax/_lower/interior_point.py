@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._tolerances import tolerances
 from .active_set import ActiveSet
 from .base import AbstractLowerSolver
-from .dense import FlatLower, Rows, flatten, unit_rows
+from .dense import BoolLike, FlatLower, Rows, flatten, unit_rows
 
 
 class InteriorPoint(AbstractLowerSolver):
@@ -46,7 +46,7 @@ class Path(eqx.Module):
     steps: Int[Array, ""]
 
 
-def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled=True):
+def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled: BoolLike):
     """Mehrotra's predictor and corrector with the Hessian at the current point."""
     tol = tolerances(y.dtype)
     bounded = rows.usable & ~rows.equality

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._tolerances import tolerances
 from .dense import (
+    BoolLike,
     Factor,
     FlatLower,
     Rows,
@@ -50,7 +51,7 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     stationarity = gradient + pull
     violation = jnp.where(rows.usable, rows.A @ y - rows.rhs, 0)
     *parts, rest = largest(curvature, gradient - curvature, pull, stationarity)
-    force = sum(parts)
+    force = parts[0] + parts[1] + parts[2]
     length = jnp.linalg.norm(y) + rows.scale + force / stiffness
     excess = jnp.where(rows.equality | (multipliers > 0), jnp.abs(violation), violation)
     negative = jnp.where(rows.equality, 0, -multipliers)
@@ -100,7 +101,7 @@ def begin(lower: FlatLower, rows: Rows, y, multipliers, active) -> Sweep:
 
 
 def newton_pass(
-    lower: FlatLower, rows: Rows, factor: Factor, s: Sweep, hold=False
+    lower: FlatLower, rows: Rows, factor: Factor, s: Sweep, hold: BoolLike = False
 ) -> Sweep:
     """One step on the rows `s.next_active`; with `hold` they stay the active set."""
     tol = tolerances(s.point.y.dtype)
