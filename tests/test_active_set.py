@@ -104,6 +104,19 @@ def test_a_warm_start_changes_no_answer():
         warm = cold
 
 
+def test_a_warm_start_notices_a_new_hessian_where_y_stands_still():
+    # y* = 0 for every x, but the curvature there is x.
+    problem = bx.Problem(
+        lambda x, y: jnp.sum(y) + x**2,
+        lambda x, y: 0.5 * x * jnp.sum(y**2),
+        bx.Polyhedron(A=np.ones((1, 2)), b=np.ones(1)),
+    )
+    first = bx.hypergradient(problem, 1.0)
+    again = bx.hypergradient(problem, 50.0, warm=first.lower, quality=True)
+    assert again.lower.iterations.factorisations == 1
+    np.testing.assert_allclose(again.grad, 100.0, rtol=zoo.EXACT)
+
+
 def test_multipliers_follow_the_stated_signs_and_order():
     # min (y1 - 2)^2/2 + y2^2/2 with y1 <= 1 and y1 + y2 = 2.
     problem = bx.Problem(

@@ -15,11 +15,10 @@ import abc
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lineax as lx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
-from ._free import free_subspace
+from ._free import free_solve, free_subspace
 from ._lower.base import LowerSolution
 from ._lower.dense import FlatLower, flatten, kkt_solve, largest
 from ._problem import Problem
@@ -125,21 +124,9 @@ class ConjugateGradient(AbstractAdjoint):
         free, shift, rest = _reduce(system, top, bottom)
         rtol = self.rtol or 100 * tolerances(top.dtype).rounding
 
-        # The identity beside the free subspace keeps the operator definite.
-        def operator(d):
-            inside = free.project(d)
-            curved = system.lower.hessian_product(system.y, inside)
-            return free.project(curved) + (d - inside)
-
-        spec = jax.ShapeDtypeStruct(top.shape, top.dtype)
-        out = lx.linear_solve(
-            lx.FunctionLinearOperator(operator, spec, lx.positive_semidefinite_tag),
-            rest,
-            lx.CG(rtol=rtol, atol=0, max_steps=self.max_steps),
-            throw=False,
-        )
-        v = shift + free.project(out.value)
-        wrong = jnp.linalg.norm(operator(out.value) - rest)
+        product = lambda d: system.lower.hessian_product(system.y, d)
+        inside, wrong = free_solve(product, free, rest, rtol, self.max_steps)
+        v = shift + inside
         accept = jnp.maximum(tolerances(top.dtype).accept, 10 * rtol)
         fine = wrong <= accept * jnp.linalg.norm(rest)
         return v, _recover(system, free, top, v), fine

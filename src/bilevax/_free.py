@@ -1,9 +1,12 @@
 """The free subspace `{d : A_S d = 0}` of an active set, by products alone."""
 
 import abc
+from collections.abc import Callable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import lineax as lx
 from jaxtyping import Array, Bool, Float
 
 from ._constraints import AbstractConstraints, Box, Simplex
@@ -45,6 +48,34 @@ def free_subspace(
     cutoff = tolerances(dtype).dependent * A.shape[0]
     gram = jnp.linalg.pinv(unit @ unit.T, rtol=cutoff, hermitian=True)
     return _RowsFree(A, gram / (norm[:, None] * norm))
+
+
+def free_solve(
+    product: Callable, free: AbstractFreeSubspace, rest, rtol: float, max_steps: int
+):
+    """`P H P d = rest` on the free subspace by conjugate gradients, and its residual.
+
+    `product` multiplies with `H`; `rest` lies in the subspace.
+    """
+
+    # The identity beside the free subspace keeps the operator definite.
+    def operator(d):
+        inside = free.project(d)
+        return free.project(product(inside)) + (d - inside)
+
+    # Entries of `rest` off the subspace are zero, and lineax measures each entry on
+    # its own scale: without an absolute part it would divide by zero and stop.
+    out = lx.linear_solve(
+        lx.FunctionLinearOperator(
+            operator,
+            jax.ShapeDtypeStruct(rest.shape, rest.dtype),
+            lx.positive_semidefinite_tag,
+        ),
+        rest,
+        lx.CG(rtol=rtol, atol=rtol * jnp.max(jnp.abs(rest)), max_steps=max_steps),
+        throw=False,
+    )
+    return free.project(out.value), jnp.linalg.norm(operator(out.value) - rest)
 
 
 class _BoxFree(AbstractFreeSubspace):

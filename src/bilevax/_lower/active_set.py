@@ -15,6 +15,7 @@ from .dense import (
     FlatLower,
     Rows,
     blank_factor,
+    describes,
     factorise,
     flatten,
     unit_rows,
@@ -54,6 +55,14 @@ class ActiveSet(AbstractLowerSolver):
             # The usual case of a warm start, outside the loop so that the factor is
             # read and not copied.
             sweep, mode = newton_pass(lower, rows, factor, sweep), _WARM
+            # A point that did not move proves nothing about the Hessian, yet the
+            # derivative will need it.
+            fits = describes(factor, lower, sweep.point.y)
+            sweep = eqx.tree_at(
+                lambda s: (s.stale, s.done),
+                sweep,
+                (sweep.stale | ~fits, sweep.done & fits),
+            )
         return self._run(problem, x, lower, rows, y, sweep, factor, mode)
 
     def solve_from(self, problem, x, lower, rows, y, start, steps):

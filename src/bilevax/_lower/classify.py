@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._tolerances import tolerances
 from .base import run_if
-from .dense import Factor, Rows, kkt_solve, largest, schur_root
+from .dense import Factor, Rows, kkt_solve, largest, random_signs, schur_root
 from .dual_active_set import dual_active_set
 from .newton import Point
 
@@ -82,8 +82,8 @@ def rounding_effect(rows: Rows, point: Point, factor: Factor, root):
     spread = jnp.sqrt(jnp.abs(factor.diagonal))
     terms = spread * (spread @ jnp.abs(point.y)) + jnp.abs(point.gradient)
     terms = terms + jnp.sum(jnp.abs(point.multipliers))
-    top = _signs(terms) * eps * terms + point.stationarity
-    bottom = _signs(point.length) * eps * point.length + point.violation
+    top = random_signs(terms) * eps * terms + point.stationarity
+    bottom = random_signs(point.length) * eps * point.length + point.violation
     bottom = jnp.where(point.active, bottom, 0)
     return kkt_solve(factor, root, point.active, top, bottom)
 
@@ -164,12 +164,6 @@ def _max_min_multipliers(null, shortest, bounded, enabled):
     share = jnp.where(bounded & (unit < target), (target - unit) / move, 0)
     share = jnp.clip(jnp.max(share, initial=0), 0, 1)
     return scale * (unit + share * move)
-
-
-def _signs(like):
-    return jnp.where(jnp.sin(1.0 + 2.4 * jnp.arange(like.size)) > 0, 1.0, -1.0).astype(
-        like.dtype
-    )
 
 
 def _largest(array):

@@ -159,6 +159,19 @@ def blank_factor(k, n, dtype) -> Factor:
     )
 
 
+def describes(factor: Factor, lower: FlatLower, y) -> Bool[Array, ""]:
+    """Whether `factor` belongs to the Hessian at `y`, by one random product."""
+    probe = random_signs(y)
+    back = lower.hessian_product(y, factor.whitener @ probe) @ factor.whitener
+    return jnp.max(jnp.abs(back - probe)) <= tolerances(y.dtype).stale
+
+
+def random_signs(like: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Signs without a pattern that data could share, the same in every run."""
+    waves = jnp.sin(1.0 + 2.4 * jnp.arange(like.size))
+    return jnp.where(waves > 0, 1.0, -1.0).astype(like.dtype)
+
+
 def schur_root(gram, active, regularise) -> Float[Array, "k k"]:
     """Cholesky root of `G_SS + regularise I`, identity on rows outside `S`."""
     both = active[:, None] & active[None, :]

@@ -8,12 +8,11 @@ is rounding. Everything is products with the Hessian, through `jax.jvp`.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import lineax as lx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from .._constraints import Box, Simplex
-from .._free import free_subspace
+from .._free import free_solve, free_subspace
 from .._status import Status
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution
@@ -187,24 +186,12 @@ def _polish(lower, constraints, face: _Face, cg_steps):
     """Newton on the face by conjugate gradients, cut back onto the set."""
     free = free_subspace(constraints, face.active, face.y.size, face.y.dtype)
 
-    def operator(d):
-        inside = free.project(d)
-        return free.project(lower.hessian_product(face.y, inside)) + (d - inside)
-
+    product = lambda d: lower.hessian_product(face.y, d)
     rest = -free.project(face.gradient)
-    out = lx.linear_solve(
-        lx.FunctionLinearOperator(
-            operator,
-            jax.ShapeDtypeStruct(rest.shape, rest.dtype),
-            lx.positive_semidefinite_tag,
-        ),
-        rest,
-        lx.CG(rtol=tolerances(rest.dtype).rounding, atol=0, max_steps=cg_steps),
-        throw=False,
-    )
-    d = free.project(out.value)
+    rtol = tolerances(rest.dtype).rounding
+    d, _ = free_solve(product, free, rest, rtol, cg_steps)
     # Negative curvature along the step: `g` is not convex.
-    definite = d @ operator(d) >= 0
+    definite = d @ product(d) >= 0
     before = lower.value(face.y)
 
     def too_long(step):
