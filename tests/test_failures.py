@@ -21,12 +21,16 @@ class Family(eqx.Module):
         return 0.5 * jnp.sum(self.curvature * y**2) - jnp.sum((x + self.offset) * y)
 
 
+def length(x, y):
+    return jnp.sum(y**2)
+
+
 def problem(curvature=(1.0, 1.0), offset=0.0, b=(1.0, 1.0, 5.0)):
     rows = bx.Polyhedron(
         A=np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]), b=jnp.asarray(b)
     )
     lower = Family(jnp.asarray(curvature), jnp.asarray(offset))
-    return bx.Problem(lambda x, y: jnp.sum(y**2), lower, rows)
+    return bx.Problem(length, lower, rows)
 
 
 X = np.array([2.0, 0.5])

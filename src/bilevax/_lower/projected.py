@@ -211,7 +211,9 @@ def _solution(problem, x, lower: FlatLower, end: _Round, tol) -> LowerSolution:
     equality = jnp.arange(face.slack.size) >= constraints.num_inequalities
     residual = jnp.max(jnp.abs(face.stationarity))
     force_noise = tol.safety * (residual + tol.eps * face.force)
-    slack_noise = tol.safety * (end.error + tol.eps * constraints.rhs_scale(x))
+    scale = constraints.rhs_scale(x)
+    scale = jnp.where(jnp.isfinite(scale), scale, 0)
+    slack_noise = tol.safety * (end.error + tol.eps * scale)
     pinned = _pinned(constraints)
     strong = face.active & (face.multipliers > force_noise)
     strong = equality | pinned | strong
