@@ -97,7 +97,10 @@ def test_bounds_at_the_edge_of_sense(b, expected):
 
 def test_a_batch_keeps_one_status_per_member():
     names, cases = list(TROUBLE), list(TROUBLE.values())
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[c[0] for c in cases])
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0],
+        *[c[0] for c in cases],
+    )
     points = jnp.stack([c[1] for c in cases])
     out = eqx.filter_jit(
         eqx.filter_vmap(lambda p, x: bx.hypergradient(p, x, throw=False))

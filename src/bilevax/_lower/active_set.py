@@ -113,15 +113,19 @@ class ActiveSet(AbstractLowerSolver):
         trusted = guarded & (new.mode == _TRUST)
         model_holds = after <= tolerances(after.dtype).stale * before
         mode = jnp.where(trusted & ~model_holds, _GUARD, new.mode)
+        limit = (mode == _GUARD) & guarded & (new.tries >= self.max_safeguard_steps)
+        mode = jnp.where(limit, _OVER, mode)
         # An indefinite Hessian ends everything, except a warm start gone astray.
         mode = jnp.where(factor.definite, mode, jnp.where(p.mode == _WARM, mode, _OVER))
-        new = eqx.tree_at(lambda q: (q.sweep, q.mode), new, (sweep, mode))
+        tries = jnp.where(trusted & model_holds, 0, new.tries)
+        new = eqx.tree_at(
+            lambda q: (q.sweep, q.mode, q.tries), new, (sweep, mode, tries)
+        )
         return new, factor
 
     def _guard(self, lower, rows, factor, p: "Progress") -> "Progress":
         step = guarded_step(lower, rows, factor, p.sweep.point, p.penalty)
-        over = step.infeasible | (p.tries >= self.max_safeguard_steps)
-        over = over | ~jnp.all(jnp.isfinite(step.y))
+        over = step.infeasible | ~jnp.all(jnp.isfinite(step.y))
         return Progress(
             mode=jnp.where(over, _OVER, jnp.where(step.full, _TRUST, _GUARD)),
             sweep=p.sweep,
@@ -129,7 +133,7 @@ class ActiveSet(AbstractLowerSolver):
             restart=jnp.asarray(True),
             penalty=step.penalty,
             infeasible=step.infeasible,
-            tries=jnp.where(step.full, 0, p.tries + 1),
+            tries=p.tries + 1,
             passes=p.passes,
             safeguard=p.safeguard + step.steps,
             factorisations=p.factorisations,
