@@ -67,17 +67,23 @@ class DenseAdjoint(AbstractAdjoint):
     def solve(self, system, solution, top, bottom):
         factor, root = solution.factor.hessian, solution.factor.root
         active, norm = system.active, solution.factor.norm
+        constraints = system.problem.constraints
         tol = tolerances(top.dtype)
         # In unit rows, like the factor.
         bottom = jnp.where(active, bottom / norm, 0)
 
         def residual(v, w):
-            curved, pushed = system(v, jnp.where(active, w / norm, 0))
-            pushed = jnp.where(active, pushed / norm, 0)
-            pull, ahead = top - curved, bottom - pushed
-            wrong, *sizes = largest(pull, curved, top)
-            force = sum(sizes)
-            length = jnp.linalg.norm(v) + force / factor.stiffness
+            curved = system.lower.hessian_product(system.y, v)
+            pull, ahead = top - curved, bottom
+            held = jnp.zeros_like(curved)
+            if w.size:
+                held = constraints.pull(jnp.where(active, w / norm, 0))
+                pull = pull - held
+                pushed = constraints.push(v) / norm
+                ahead = jnp.where(active, bottom - pushed, 0)
+            wrong, *sizes = largest(pull, curved, held, top)
+            force = sizes[0] + sizes[1] + sizes[2]
+            length = jnp.linalg.norm(v) + jnp.sqrt(tol.eps) * force / factor.stiffness
             relative = _ratio(wrong, force)
             if w.size:
                 gap = largest(ahead)[0]
@@ -93,7 +99,9 @@ class DenseAdjoint(AbstractAdjoint):
                 new,
                 (v, w, pull, ahead, best),
             )
-            done = (new[-1] <= tol.rounding) | ~(new[-1] <= 0.5 * best)
+            # One refinement at least: it removes what the regularised rows leave.
+            done = (new[-1] <= tol.rounding) & (steps > 0)
+            done = done | ~(new[-1] <= 0.5 * best)
             return (*kept, steps + 1, done)
 
         start = (
@@ -106,7 +114,7 @@ class DenseAdjoint(AbstractAdjoint):
         # What rounding alone does to `H v`, through the diagonal of `H`.
         spread = jnp.sqrt(factor.diagonal)
         noise = tol.rounding * jnp.max(spread) * (spread @ jnp.abs(v))
-        curved, size = largest(system(v, jnp.zeros_like(w))[0], top)
+        curved, size = largest(system.lower.hessian_product(system.y, v), top)
         fine = relative <= tol.accept + _ratio(noise, curved + size)
         return v, jnp.where(active, w / norm, 0), fine
 

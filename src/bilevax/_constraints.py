@@ -340,7 +340,7 @@ def _onto_simplex(y, total):
     """Sort and shift; optax's projection takes a static total, ours may be traced."""
     high_first = jnp.sort(y)[::-1]
     shift = (jnp.cumsum(high_first) - total) / (1 + jnp.arange(y.size))
-    count = jnp.sum(high_first > shift)
+    count = jnp.maximum(jnp.sum(high_first > shift), 1)
     return jnp.maximum(y - shift[count - 1], 0)
 
 

@@ -92,11 +92,13 @@ def _evaluate(problem, x, solver, adjoint, warm, quality) -> Evaluation:
         adjoint = default_adjoint(lower)
     system = kkt_system(problem, x, lower.y, lower.active)
     value, aux, grad, fine = implicit_gradient(system, x, lower, adjoint)
+    # A derivative of `g` can be finite outside its domain (logarithms), its value not.
+    sane = _all_finite((value, grad, problem.lower_value(x, lower.y)))
     status = first_failure(
         lower.status,
         Status.where(lower.shared_dependence, Status.successful, Status.dependent_rows),
         Status.where(jnp.any(lower.weak), Status.kink, Status.successful),
-        Status.where(_all_finite((value, grad)), Status.successful, Status.non_finite),
+        Status.where(sane, Status.successful, Status.non_finite),
         Status.where(fine, Status.successful, Status.adjoint_limit),
     )
     nan_where = ~lower.success

@@ -99,8 +99,9 @@ def _primal_dual_jvp(primals, tangents):
     frozen = eqx.combine(frozen, eqx.filter(system, eqx.is_array, inverse=True))
 
     def solve(_, rhs):
-        v, w, _ = adjoint.solve(frozen, solution, *rhs)
-        return v, w
+        v, w, fine = adjoint.solve(frozen, solution, *rhs)
+        # There is no status to carry a failure here, so it must not look like a number.
+        return jnp.where(fine, v, jnp.nan), jnp.where(fine, w, jnp.nan)
 
     dy, dlam = jax.lax.custom_linear_solve(
         lambda z: system(*z), (-top, -bottom), solve, symmetric=True

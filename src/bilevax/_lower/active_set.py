@@ -51,7 +51,10 @@ class ActiveSet(AbstractLowerSolver):
         start, factor = _start(rows, y, warm)
         sweep = begin(lower, rows, *start)
         mode = _GUARD
-        if warm is not None:
+        if warm is not None and warm.factor is None:
+            sweep = eqx.tree_at(lambda s: s.stale, sweep, jnp.asarray(True))
+            mode = _WARM
+        elif warm is not None:
             # The usual case of a warm start, outside the loop so that the factor is
             # read and not copied.
             sweep, mode = newton_pass(lower, rows, factor, sweep), _WARM
@@ -82,6 +85,7 @@ class ActiveSet(AbstractLowerSolver):
             start=cold,
             restart=jnp.asarray(False),
             penalty=jnp.zeros((), y.dtype),
+            reach=jnp.ones((), y.dtype),
             infeasible=jnp.asarray(False),
             tries=sweep.passes,
             passes=sweep.passes,
@@ -102,14 +106,14 @@ class ActiveSet(AbstractLowerSolver):
             stale, lambda _: factorise(lower.hessian(p.sweep.point.y), rows), factor
         )
         p = eqx.tree_at(lambda p: p.factorisations, p, p.factorisations + stale)
-        before = jnp.max(jnp.abs(p.sweep.point.gradient), initial=0)
+        before = jnp.linalg.norm(p.sweep.point.gradient @ factor.whitener)
         guarded = p.mode == _GUARD
         new = run_if(guarded, lambda p: self._guard(lower, rows, factor, p), p)
         new = run_if(~guarded, lambda p: self._pass(lower, rows, factor, cold, p), new)
         sweep = run_if(new.restart, lambda s: begin(lower, rows, *new.start), new.sweep)
         # Once a full step makes the quadratic model predict the gradient, `g` is
         # quadratic as far as it matters, and Newton passes do the rest.
-        after = jnp.max(jnp.abs(sweep.point.stationarity), initial=0)
+        after = jnp.linalg.norm(sweep.point.stationarity @ factor.whitener)
         trusted = guarded & (new.mode == _TRUST)
         model_holds = after <= tolerances(after.dtype).stale * before
         mode = jnp.where(trusted & ~model_holds, _GUARD, new.mode)
@@ -124,7 +128,7 @@ class ActiveSet(AbstractLowerSolver):
         return new, factor
 
     def _guard(self, lower, rows, factor, p: "Progress") -> "Progress":
-        step = guarded_step(lower, rows, factor, p.sweep.point, p.penalty)
+        step = guarded_step(lower, rows, factor, p.sweep.point, p.penalty, p.reach)
         over = step.infeasible | ~jnp.all(jnp.isfinite(step.y))
         return Progress(
             mode=jnp.where(over, _OVER, jnp.where(step.full, _TRUST, _GUARD)),
@@ -132,6 +136,7 @@ class ActiveSet(AbstractLowerSolver):
             start=(step.y, step.multipliers, step.active),
             restart=jnp.asarray(True),
             penalty=step.penalty,
+            reach=step.reach,
             infeasible=step.infeasible,
             tries=p.tries + 1,
             passes=p.passes,
@@ -154,6 +159,7 @@ class ActiveSet(AbstractLowerSolver):
             # The last mode has nowhere to go: its point is the answer there is.
             restart=failed & (p.mode != _HOLD),
             penalty=p.penalty,
+            reach=p.reach,
             infeasible=p.infeasible,
             tries=jnp.where(spent, 0, p.tries + 1),
             passes=p.passes + 1,
@@ -176,6 +182,7 @@ class Progress(eqx.Module):
     start: tuple
     restart: Bool[Array, ""]
     penalty: Float[Array, ""]
+    reach: Float[Array, ""]
     infeasible: Bool[Array, ""]
     tries: Int[Array, ""]
     passes: Int[Array, ""]

@@ -96,10 +96,12 @@ def _degenerate(rows: Rows, coupling, point: Point, factor: Factor, tight, split
 
     # The shortest multipliers, then those whose smallest entry is largest.
     shortest = -(pseudo @ jnp.where(tight, rows.A @ point.gradient, 0))
-    best = _max_min_multipliers(null, shortest, tight & ~rows.equality, dependent)
+    best = _max_min_multipliers(
+        null, shortest, tight & ~rows.equality, point.force, dependent
+    )
     missing = jnp.linalg.norm(point.gradient + best @ rows.A)
     noise = tol.safety * (missing + tol.eps * point.force) / jnp.sqrt(smallest)
-    noise = noise + tol.rounding * _largest(shortest) / _LP_WEIGHT
+    noise = noise + tol.rounding * _largest(best) / _LP_WEIGHT
     multipliers = jnp.where(dependent, best, split.multipliers)
     multipliers = jnp.where(rows.equality, multipliers, jnp.maximum(multipliers, 0))
     strong = jnp.where(
@@ -140,15 +142,16 @@ def _row_spaces(A, chosen):
     return null, (vectors * inverse) @ vectors.T, smallest
 
 
-def _max_min_multipliers(null, shortest, bounded, enabled):
+def _max_min_multipliers(null, shortest, bounded, force, enabled):
     """Maximise `t` over `lambda = shortest + null z` with `lambda >= t` where bounded.
 
     A linear program; with a small quadratic term in `(z, t)` its solution stays the
     same and the dual active-set method applies, with rows `t - lambda_i <= 0`. Where
     `t` could grow for ever (rows that pin `y` from both sides) it stops at the size of
-    the shortest multipliers.
+    the shortest multipliers, or at that of the forces where these are zero.
     """
     scale = jnp.max(jnp.abs(shortest), initial=0)
+    scale = jnp.where(scale > tolerances(shortest.dtype).rounding * force, scale, force)
     unit = shortest / jnp.where(scale > 0, scale, 1)
     length = jnp.sqrt((jnp.diagonal(null) + 1) / _LP_WEIGHT)
     dual = dual_active_set(

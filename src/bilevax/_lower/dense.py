@@ -57,7 +57,8 @@ def unit_rows(constraints, x, size: int, dtype) -> Rows:
     noise = tolerances(dtype).rounding * scale
     impossible = jnp.where(equality, jnp.isinf(rhs), rhs == -jnp.inf)
     violated = jnp.where(equality, jnp.abs(rhs) > noise, rhs < -noise)
-    usable = ~zero_row & ~jnp.isinf(rhs)
+    # A NaN stays in play, so that it is found.
+    usable = (~zero_row & ~jnp.isinf(rhs)) | jnp.isnan(rhs)
     return Rows(
         A=A / norm[:, None],
         rhs=jnp.where(usable, rhs / norm, 0),

@@ -77,8 +77,8 @@ def dual_active_set(
         # Its part outside the span of the working set decides what entering means.
         shadow = root_solve(root, jnp.where(s.working, gram[enters], 0))
         outside = gram[enters, enters] - gram[enters] @ shadow
-        dependent = outside <= tol.dependent
-        gives_way = s.working & ~equality & (sign * shadow > tol.rounding)
+        dependent = outside <= tol.rounding
+        gives_way = s.working & ~equality & (sign * shadow > 64 * tol.dependent)
         ratio = jnp.where(gives_way, target / (sign * shadow), jnp.inf)
         replaced = jnp.argmin(ratio)
         infeasible = dependent & ~jnp.any(gives_way) & ~optimal

@@ -43,8 +43,8 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
 
     Stationarity is relative to `|Hy| + |grad g - Hy| + |A^T lambda|` (for a quadratic
     the middle term is its linear part), rows to `|y| + |b| + |B||x|`. Where these
-    lengths are zero, the distance that the forces move `y` against `stiffness`, the
-    largest diagonal entry of `H`, takes their place. A NaN anywhere makes `kkt` NaN.
+    lengths are zero, a tiny part of the distance that the forces move `y` against
+    `stiffness`, the largest diagonal entry of `H`, takes their place. A NaN anywhere makes `kkt` NaN.
     """
     gradient, curvature = jax.jvp(lower.gradient, (y,), (y,))
     pull = multipliers @ rows.A
@@ -52,7 +52,8 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     violation = jnp.where(rows.usable, rows.A @ y - rows.rhs, 0)
     *parts, rest = largest(curvature, gradient - curvature, pull, stationarity)
     force = parts[0] + parts[1] + parts[2]
-    length = jnp.linalg.norm(y) + rows.scale + force / stiffness
+    shift = jnp.sqrt(tolerances(y.dtype).eps) * force / stiffness
+    length = jnp.linalg.norm(y) + rows.scale + shift
     excess = jnp.where(rows.equality | (multipliers > 0), jnp.abs(violation), violation)
     negative = jnp.where(rows.equality, 0, -multipliers)
     # One reduction over rows: both kinds of trouble in units of their own scale.
@@ -113,10 +114,14 @@ def newton_pass(
     d, mu = kkt_solve(factor, root, active, -stationarity, -old.violation)
     new = measure(lower, rows, old.y + d, multipliers + mu, active, factor.stiffness)
     next_active = jnp.where(hold, active, _next_active(rows, new, tol.rounding))
-    exact = new.kkt <= tol.rounding
-    before, after = largest(stationarity, new.stationarity)
+    # Progress is judged in the metric of the inverse Hessian, or soft directions of an
+    # ill-conditioned `g` would hide behind the stiff ones.
+    before = jnp.linalg.norm(stationarity @ factor.whitener)
+    after = jnp.linalg.norm(new.stationarity @ factor.whitener)
+    exact = (new.kkt <= tol.rounding) & (after <= tol.accept * before)
     gap, gap_after = largest(
-        jnp.where(active, old.violation, 0), jnp.where(active, new.violation, 0)
+        jnp.where(active, old.violation, 0) / factor.sigma,
+        jnp.where(active, new.violation, 0) / factor.sigma,
     )
     return Sweep(
         point=new,

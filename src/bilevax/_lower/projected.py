@@ -114,6 +114,7 @@ def _face(lower: FlatLower, constraints, y) -> _Face:
     gradient, curved = jax.jvp(lower.gradient, (y,), (y,))
     slack = constraints.rhs(None) - constraints.push(y)
     equality = jnp.arange(slack.size) >= constraints.num_inequalities
+    gap = jnp.max(jnp.where(equality, jnp.abs(slack), 0), initial=0)
     slack = jnp.where(equality, 0, slack)
     met = equality | (slack <= 0)
     free = free_subspace(constraints, met, y.size, y.dtype)
@@ -132,6 +133,9 @@ def _face(lower: FlatLower, constraints, y) -> _Face:
         + jnp.max(jnp.abs(multipliers), initial=0)
     )
     kkt = jnp.max(jnp.abs(stationarity)) / jnp.where(force > 0, force, 1)
+    if constraints.num_equalities:
+        length = jnp.max(jnp.abs(y)) + jnp.max(jnp.abs(constraints.rhs(None)))
+        kkt = jnp.maximum(kkt, gap / jnp.where(length > 0, length, 1))
     return _Face(y, gradient, multipliers, active, slack, stationarity, force, kkt)
 
 

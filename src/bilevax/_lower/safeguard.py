@@ -2,7 +2,10 @@
 
 Each step minimises the quadratic model over the whole constraint set with the finite
 dual active-set method and backtracks on the exact penalty `g + nu |violation|_1`, for
-which the step is a descent direction once `nu` exceeds the multipliers.
+which the step is a descent direction once `nu` exceeds the multipliers. Where `g` is
+defined on part of space only, a step that aims at all violated rows at once may have to
+be cut at the border again and again; after a cut the next one aims at a smaller `reach`
+of the violation, so that `g` has its say.
 """
 
 import equinox as eqx
@@ -23,20 +26,23 @@ class Guarded(eqx.Module):
     multipliers: Float[Array, " k"]
     active: Bool[Array, " k"]
     penalty: Float[Array, ""]
+    reach: Float[Array, ""]
     full: Bool[Array, ""]
     infeasible: Bool[Array, ""]
     steps: Int[Array, ""]
 
 
 def guarded_step(
-    lower: FlatLower, rows: Rows, factor: Factor, point: Point, penalty
+    lower: FlatLower, rows: Rows, factor: Factor, point: Point, penalty, reach
 ) -> Guarded:
     """From `point`, whose Hessian `factor` holds, one damped step."""
     k = rows.rhs.size
     u = -(point.gradient @ factor.whitener)
+    open_gap = rows.equality | (point.violation > 0)
+    gap = jnp.where(open_gap, reach * point.violation, point.violation)
     dual = dual_active_set(
         factor.gram,
-        factor.W @ u + point.violation / factor.sigma,
+        factor.W @ u + gap / factor.sigma,
         rows.usable,
         rows.equality,
         max_steps=20 * k + 100,
@@ -45,15 +51,16 @@ def guarded_step(
     multipliers = dual.mu / factor.sigma
     d = factor.whitener @ (u - dual.mu @ factor.W)
     penalty = jnp.maximum(penalty, 2 * jnp.max(jnp.abs(multipliers), initial=0))
-    slope = point.gradient @ d - penalty * jnp.sum(_violation(rows, point.y))
+    slope = point.gradient @ d - penalty * reach * jnp.sum(_violation(rows, point.y))
     step = _backtrack(lower, rows, point.y, d, slope, penalty)
     return Guarded(
         y=point.y + step * d,
         multipliers=multipliers,
         active=dual.working,
         penalty=penalty,
-        full=step == 1,
-        infeasible=dual.infeasible & _is_farkas(rows, dual.ray / factor.sigma),
+        reach=jnp.where(step == 1, jnp.minimum(2 * reach, 1), 0.25 * reach),
+        full=(step == 1) & (reach == 1),
+        infeasible=dual.infeasible & _is_farkas(rows, point.y, dual.ray / factor.sigma),
         steps=dual.steps,
     )
 
@@ -86,11 +93,14 @@ def _backtrack(lower: FlatLower, rows: Rows, y, d, slope, penalty):
     )
 
 
-def _is_farkas(rows: Rows, ray):
-    """`A^T ray = 0` and `<ray, rhs> < 0` beyond rounding: the set is empty."""
-    size = jnp.sum(jnp.abs(ray))
-    gap = -ray @ rows.rhs
-    scale = jnp.abs(ray) @ rows.scale
+def _is_farkas(rows: Rows, y, ray):
+    """Whether `ray` proves that no `y` of any reasonable size is feasible.
+
+    Exactly, `A^T ray = 0` and `<ray, rhs> < 0`; with rounding, the gap must exceed what
+    `A^T ray` can contribute for points ten thousand times as far out as the data.
+    """
     tol = tolerances(ray.dtype)
-    parallel = jnp.linalg.norm(ray @ rows.A) <= jnp.sqrt(tol.dependent) * size
-    return parallel & (gap > tol.rounding * scale)
+    gap = -ray @ rows.rhs
+    noise = tol.rounding * (jnp.abs(ray) @ rows.scale)
+    far = 1e4 * (jnp.linalg.norm(y) + jnp.max(rows.scale, initial=0))
+    return gap > noise + jnp.linalg.norm(ray @ rows.A) * far
