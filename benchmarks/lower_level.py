@@ -54,12 +54,12 @@ PACKAGES = (
 class Data(NamedTuple):
     """One problem of the family; `H` is the Hessian of `g` in `y`."""
 
-    Q1: np.ndarray
-    Q2: np.ndarray
-    A: np.ndarray
-    B: np.ndarray
-    b: np.ndarray
-    H: np.ndarray
+    Q1: Any
+    Q2: Any
+    A: Any
+    B: Any
+    b: Any
+    H: Any
 
 
 def draw(n, k, seed=0):
@@ -214,6 +214,11 @@ def qpax_sharp(data, xs):
     return _qpax(data, xs, target_kappa=1e-10)
 
 
+def qpax_sharpest(data, xs):
+    """The same with the stopping tolerance turned down too."""
+    return _qpax(data, xs, target_kappa=1e-10, solver_tol=1e-10)
+
+
 def _qpax(data, xs, **options):
     import jax
     import jax.numpy as jnp
@@ -285,7 +290,7 @@ def cvxpylayers_clarabel(data, xs):
 
 def _cvxpylayers(data, xs, **options):
     import cvxpy as cp
-    from cvxpylayers.torch import CvxpyLayer
+    from cvxpylayers.torch.cvxpylayer import CvxpyLayer
 
     k, n = data.A.shape
     y, p, c = cp.Variable(n), cp.Parameter(n), cp.Parameter(k)
@@ -320,13 +325,14 @@ TOOLS = {
     "NumPy + DAQP by hand": (numpy_daqp, ("daqp",)),
     "qpax": (qpax_default, ("qpax",)),
     "qpax, kappa 1e-10": (qpax_sharp, ("qpax",)),
+    "qpax, kappa, tol 1e-10": (qpax_sharpest, ("qpax",)),
     "proxsuite QPLayer": (proxsuite, ("torch", "proxsuite.torch.qplayer")),
     "qpth": (qpth, ("torch", "qpth.qp")),
     "cvxpylayers": (cvxpylayers_default, ("cvxpylayers.torch",)),
     "cvxpylayers, Clarabel": (cvxpylayers_clarabel, ("cvxpylayers.torch", "clarabel")),
 }
 
-JITTED = ("bilevax", "qpax", "qpax, kappa 1e-10")
+JITTED = tuple(name for name in TOOLS if name.startswith(("bilevax", "qpax")))
 
 
 def missing(name):
@@ -343,55 +349,57 @@ def missing(name):
 
 
 class Entry:
-    """One tool at one size: its two ways to be called, and the best times so far."""
+    """One tool at one size: its two ways to be called, and the best times so far.
+
+    Times are pairs of CPU seconds of this process and wall seconds. In one thread they
+    are the same on an idle machine; on a busy one the first is the fair one.
+    """
 
     def __init__(self, name, data, xs):
         self.call, self.own_loop = TOOLS[name][0](data, xs)
-        self.count = len(xs)
-        began = time.perf_counter()
-        looped = self._loop()
-        self.first = time.perf_counter() - began
-        grads = [np.asarray(looped)]
-        if self.own_loop is not None:
-            grads.append(np.stack([self.call(i) for i in range(self.count)]))
-        self.grads = grads
-        self.cold = self.looped = np.inf
         self.jitted = name in JITTED
+        self.count = len(xs)
+        self.grads = []
+        self.first = _timed(lambda: self.grads.append(np.stack(self._loop())))[1]
+        if self.own_loop is not None:
+            self.grads.append(np.stack(self._calls()))
+        self.cold = self.looped = np.full(2, np.inf)
         self.spent = 0.0
 
-    def _loop(self):
-        if self.own_loop is not None:
-            return self.own_loop()
+    def _calls(self):
         return [self.call(i) for i in range(self.count)]
+
+    def _loop(self):
+        return self._calls() if self.own_loop is None else self.own_loop()
 
     def measure(self):
         """Time every point once each way; the best of the repeats counts."""
         if self.spent > BUDGET_S:
             return
-        began = time.perf_counter()
-        self.looped = min(self.looped, _timed(self._loop) / self.count)
-        cold = self.looped
-        if self.own_loop is not None:
-            cold = _timed(lambda: [self.call(i) for i in range(self.count)])
-            cold = cold / self.count
-        self.cold = min(self.cold, cold)
-        self.spent += time.perf_counter() - began
+        looped = _timed(self._loop)
+        cold = looped if self.own_loop is None else _timed(self._calls)
+        self.looped = np.minimum(self.looped, looped / self.count)
+        self.cold = np.minimum(self.cold, cold / self.count)
+        self.spent += looped[1] + cold[1]
 
     def result(self, truth):
         norms = np.linalg.norm(truth, axis=1)
         wrong = [np.linalg.norm(g - truth, axis=1) / norms for g in self.grads]
+        compiling = self.first - self.count * self.looped[1]
         return {
-            "cold_us": 1e6 * self.cold,
-            "loop_us": 1e6 * self.looped,
-            "compile_s": self.first - self.count * self.looped if self.jitted else 0,
+            "cold_us": 1e6 * self.cold[0],
+            "loop_us": 1e6 * self.looped[0],
+            "cold_wall_us": 1e6 * self.cold[1],
+            "loop_wall_us": 1e6 * self.looped[1],
+            "compile_s": compiling if self.jitted else 0.0,
             "worst_error": float(np.max(wrong)),
         }
 
 
 def _timed(function):
-    began = time.perf_counter()
+    cpu, wall = time.process_time(), time.perf_counter()
     function()
-    return time.perf_counter() - began
+    return np.array([time.process_time() - cpu, time.perf_counter() - wall])
 
 
 def compare(n, k, points, repeats, advance):
@@ -433,8 +441,9 @@ def size_table(result, memory):
         title=f"n = {result['n']}, k = {result['k']}: {result['points']} points, "
         f"{low} to {high} active rows, {result['active_set_changes']} changes of the "
         f"active set, least margin {result['least_margin']:.0e}",
-        caption="Ratios are to bilevax in the loop; errors are relative to the norm of "
-        "the gradient. Memory: a process with this tool alone.",
+        caption="CPU time, best of the repeats. Ratios are to bilevax in the loop; "
+        "errors are relative to the norm of the gradient. Memory: a process with this "
+        "tool alone.",
     )
     table.add_column("tool")
     for column in ("cold us", "loop us", "cold ratio", "loop ratio", "worst error",
@@ -470,16 +479,17 @@ def peak_megabytes():
 
 def memory_of(name, n, k):
     """Peak memory of a fresh process that uses one tool for three points."""
-    out = child("--memory-of", name, "--sizes", f"{n},{k}")
+    out, _ = child("--memory-of", name, "--sizes", f"{n},{k}")
     return float(out) if out else None
 
 
 def child(*options, env=None):
-    """The last line that this script prints when run with `options`; None if none."""
+    """Run this script with `options`: its last line of output, or None and why."""
     command = [sys.executable, __file__, *options]
     out = subprocess.run(command, capture_output=True, text=True, env=env)
-    lines = out.stdout.splitlines()
-    return lines[-1] if out.returncode == 0 and lines else None
+    if out.returncode == 0:
+        return out.stdout.splitlines()[-1], ""
+    return None, (out.stderr.splitlines() or ["no message"])[-1]
 
 
 def print_memory(name, n, k):
@@ -553,11 +563,13 @@ def large_box(n):
 def box_in_child(n):
     """`large_box` in a process of its own, with all threads."""
     env = {name: v for name, v in os.environ.items() if name not in ONE_THREAD}
-    out = child("--box-only", "--box", str(n), env=env)
-    return json.loads(out) if out else None
+    out, why = child("--box-only", "--box", str(n), env=env)
+    return json.loads(out) if out else {"note": f"failed: {why}"}
 
 
 def box_table(box):
+    if "note" in box:
+        return f"The large box: {box['note']}"
     leaves = " and ".join(f"{v:,}" for v in box["leaves_of_x"].values())
     table = Table(
         title=f"A box with {box['variables']:,} variables, x with leaves of {leaves}",
@@ -595,7 +607,7 @@ def sizes_of(text):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="One hypergradient, tool by tool.")
     parser.add_argument("--sizes", default=SIZES, help='pairs "n,k n,k"')
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--points", type=int, default=100)
@@ -642,7 +654,7 @@ def main():
         if args.box:
             advance("the large box")
             box = box_in_child(args.box)
-            console.print(box_table(box) if box else "The large box: failed.")
+            console.print(box_table(box))
     report = {
         "python": platform.python_version(),
         "cores": os.cpu_count(),

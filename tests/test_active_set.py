@@ -13,10 +13,10 @@ from .quadratics import random_quadratic
 
 # On this program the bare primal–dual active-set iteration cycles for ever.
 CYCLING = dict(
-    H=np.array([[2.0, -2.0], [-2.0, 5.0]]),
-    c=np.array([-3.0, -2.0]),
-    A=np.array([[0.0, 2.0], [3.0, -3.0], [3.0, 0.0]]),
-    b=np.array([1.0, 2.0, 2.0]),
+    H=np.array([[4.0, 8.0, -4.0], [8.0, 17.0, -10.0], [-4.0, -10.0, 12.0]]),
+    c=np.array([1.0, -5.0, -3.0]),
+    A=np.array([[3.0, -2.0, -3.0], [3.0, 3.0, -2.0], [-2.0, 3.0, 1.0]]),
+    b=np.array([3.0, -3.0, -3.0]),
 )
 
 solve = eqx.filter_jit(bx.ActiveSet())
@@ -30,8 +30,7 @@ def bare_iteration(H, c, A, b, active, num_steps):
         n, k = len(c), int(active.sum())
         matrix = np.zeros((n + k, n + k))
         matrix[:n, :n], matrix[:n, n:], matrix[n:, :n] = H, A[active].T, A[active]
-        # Least squares, since three rows in the plane are dependent.
-        z = np.linalg.lstsq(matrix, np.concatenate([-c, b[active]]))[0]
+        z = np.linalg.solve(matrix, np.concatenate([-c, b[active]]))
         multipliers = np.zeros(len(b))
         multipliers[active] = z[n:]
         active = np.where(active, multipliers > 0, A @ z[:n] > b)
@@ -43,7 +42,7 @@ def cycling_problem():
     return bx.Problem(
         lambda x, y: jnp.sum(y),
         zoo.QuadraticLower(
-            jnp.asarray(data["H"]), jnp.zeros((2, 1)), jnp.asarray(data["c"])
+            jnp.asarray(data["H"]), jnp.zeros((3, 1)), jnp.asarray(data["c"])
         ),
         bx.Polyhedron(data["A"], b=data["b"]),
     )
@@ -62,7 +61,7 @@ def test_the_bare_iteration_cycles_and_the_safeguard_does_not():
     warm = eqx.tree_at(
         lambda s: (s.y, s.multipliers, s.active),
         cold,
-        (jnp.zeros(2), jnp.zeros(3), jnp.zeros(3, bool)),
+        (jnp.zeros(3), jnp.zeros(3), jnp.zeros(3, bool)),
     )
     guarded = solve(problem, x, warm)
     assert guarded.success
@@ -70,7 +69,7 @@ def test_the_bare_iteration_cycles_and_the_safeguard_does_not():
     np.testing.assert_allclose(guarded.y, cold.y, atol=zoo.IDENTITY)
     gradient = CYCLING["H"] @ cold.y + CYCLING["c"]
     stationarity = gradient + cold.multipliers @ CYCLING["A"]
-    np.testing.assert_allclose(stationarity, 0, atol=zoo.IDENTITY)
+    np.testing.assert_allclose(stationarity, 0, atol=1e-11)
 
 
 def test_a_warm_start_needs_one_pass_and_no_factorisation():
@@ -171,7 +170,7 @@ def test_the_fall_back_of_one_member_leaves_the_batch_alone():
     start = eqx.tree_at(
         lambda s: (s.y, s.multipliers, s.active),
         cold,
-        (jnp.zeros(2), jnp.zeros(3), jnp.zeros(3, bool)),
+        (jnp.zeros(3), jnp.zeros(3), jnp.zeros(3, bool)),
     )
     stacked = jax.tree.map(lambda a, b: jnp.stack([a, b]), cold, start)
     out = jax.vmap(lambda w: bx.ActiveSet()(problem, jnp.zeros(1), w))(stacked)

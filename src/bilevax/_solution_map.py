@@ -10,6 +10,7 @@ from ._adjoint import AbstractAdjoint, default_adjoint, kkt_system
 from ._lower.base import AbstractLowerSolver
 from ._lower.choose import default_solver
 from ._problem import Problem, checked_point
+from ._status import is_traced
 
 
 def solution_map(
@@ -28,10 +29,31 @@ def solution_map(
     so that one failed member does not spoil the gradient of a batch. At a kink the
     derivative is that of one side; ask `hypergradient` whether there is one.
     """
+    if not isinstance(problem, Problem):
+        raise ValueError(f"`problem` must be a Problem; got {type(problem).__name__}.")
     x = checked_point(problem, x)
+    problem = _with_open_closures(problem, x)
     solver = default_solver(problem) if solver is None else solver
     y, lam, _ = _primal_dual((problem, x), solver, adjoint)
     return (y, lam) if multipliers else y
+
+
+def _with_open_closures(problem: Problem, x) -> Problem:
+    """`problem` with traced values that its functions close over made explicit.
+
+    Calculus cannot look into a closure; as leaves of the problem these values are
+    differentiated like everything else.
+    """
+    if not any(is_traced(value) for value in _closed_over(problem.lower)):
+        return problem
+    lower = eqx.filter_closure_convert(problem.lower, x, problem.y0)
+    return eqx.tree_at(lambda p: p.lower, problem, lower)
+
+
+def _closed_over(function):
+    for cell in getattr(function, "__closure__", None) or ():
+        yield cell.cell_contents
+        yield from _closed_over(cell.cell_contents)
 
 
 @eqx.filter_custom_jvp

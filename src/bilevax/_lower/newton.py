@@ -44,7 +44,8 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     Stationarity is relative to `|Hy| + |grad g - Hy| + |A^T lambda|` (for a quadratic
     the middle term is its linear part), rows to `|y| + |b| + |B||x|`. Where these
     lengths are zero, a tiny part of the distance that the forces move `y` against
-    `stiffness`, the largest diagonal entry of `H`, takes their place. A NaN anywhere makes `kkt` NaN.
+    `stiffness`, the largest diagonal entry of `H`, takes their place. A NaN anywhere
+    makes `kkt` NaN.
     """
     gradient, curvature = jax.jvp(lower.gradient, (y,), (y,))
     pull = multipliers @ rows.A
