@@ -41,6 +41,8 @@ $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/bench.stamp: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[bench]"
+	# qpth declares numpy<2 and works with newer ones.
+	$(BIN)/python -m pip install --quiet --no-deps qpth==0.0.17
 	touch $@
 
 clean:

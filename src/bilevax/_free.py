@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -65,6 +66,7 @@ def free_solve(
 
     # Entries of `rest` off the subspace are zero, and lineax measures each entry on
     # its own scale: without an absolute part it would divide by zero and stop.
+    atol: Any = rtol * jnp.max(jnp.abs(rest))
     out = lx.linear_solve(
         lx.FunctionLinearOperator(
             operator,
@@ -72,7 +74,7 @@ def free_solve(
             lx.positive_semidefinite_tag,
         ),
         rest,
-        lx.CG(rtol=rtol, atol=rtol * jnp.max(jnp.abs(rest)), max_steps=max_steps),
+        lx.CG(rtol=rtol, atol=atol, max_steps=max_steps),
         throw=False,
     )
     return free.project(out.value), jnp.linalg.norm(operator(out.value) - rest)

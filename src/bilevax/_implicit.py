@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ._adjoint import AbstractAdjoint, KKTSystem, default_adjoint, kkt_system
 from ._lower.base import AbstractLowerSolver, LowerSolution
 from ._lower.choose import default_solver
-from ._problem import Problem, checked_point
+from ._problem import Problem, check_functions, checked_point
 from ._quality import Quality, quality_of
 from ._status import Status, first_failure, message, raise_on_failure
 
@@ -87,6 +87,7 @@ def hypergradient(
 
 @eqx.filter_jit
 def _evaluate(problem, x, solver, adjoint, warm, quality) -> Evaluation:
+    check_functions(problem, x)
     lower = solver(problem, x, warm)
     if adjoint is None:
         adjoint = default_adjoint(lower)

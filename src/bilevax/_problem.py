@@ -157,6 +157,17 @@ def checked_point(problem: Problem, x: PyTree) -> PyTree[Array]:
                 )
         else:
             _check_like(x, inside, "x", "domain")
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((x, problem.y0))}
+    if any(jnp.finfo(dtype).bits < 64 for dtype in dtypes):
+        _warn_low_precision()
+    return x
+
+
+def check_functions(problem: Problem, x: PyTree[Array]) -> None:
+    """Raise a `ValueError` if `upper` or `lower` cannot be evaluated at `(x, y)`.
+
+    Called while tracing, so that a compiled call does not pay for it again.
+    """
     for function, name in (
         (problem.upper_value, "upper"),
         (problem.lower_value, "lower"),
@@ -170,10 +181,6 @@ def checked_point(problem: Problem, x: PyTree) -> PyTree[Array]:
                 f"`{name}(x, y)` could not be evaluated with x of shape "
                 f"{_shapes(x)} and y of shape {_shapes(problem.y0)}: {error}"
             ) from error
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves((x, problem.y0))}
-    if any(jnp.finfo(dtype).bits < 64 for dtype in dtypes):
-        _warn_low_precision()
-    return x
 
 
 _low_precision_warned = False

@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree
 from ._adjoint import AbstractAdjoint, default_adjoint, kkt_system
 from ._lower.base import AbstractLowerSolver
 from ._lower.choose import default_solver
-from ._problem import Problem, checked_point
+from ._problem import Problem, check_functions, checked_point
 from ._status import is_traced
 
 
@@ -67,6 +67,7 @@ def _primal_dual(inputs, solver, adjoint):
 
 @eqx.filter_jit
 def _solve(solver, problem, x):
+    check_functions(problem, x)
     return solver(problem, x)
 
 
