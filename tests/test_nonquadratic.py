@@ -33,10 +33,11 @@ def upper(x, y):
     return jnp.sum((y - 0.5) ** 2) + 0.1 * jnp.sum(x**2) + x @ MIX.T @ y
 
 
+# The lower level, its start, and an `x` that presses against the rows.
 CASES = {
-    "logistic": (logistic, np.zeros(4)),
-    "log-sum-exp": (log_sum_exp, np.zeros(4)),
-    "entropy": (entropy, np.full(4, 0.1)),
+    "logistic": (logistic, np.zeros(4), np.array([2.0, 1.5])),
+    "log-sum-exp": (log_sum_exp, np.zeros(4), np.array([2.0, 1.5])),
+    "entropy": (entropy, np.full(4, 0.1), np.array([0.5, -0.3])),
 }
 
 
@@ -69,10 +70,10 @@ def scipy_solution(lower, y0, x):
 @pytest.mark.filterwarnings("ignore:delta_grad == 0.0")
 @pytest.mark.parametrize("case", CASES)
 def test_solution_and_derivative(case):
-    lower, y0 = CASES[case]
+    lower, y0, pressing = CASES[case]
     problem = bx.Problem(upper, lower, bx.Polyhedron(**ROWS), y0=y0)
     evaluate = eqx.filter_jit(lambda x: bx.hypergradient(problem, x, throw=False))
-    for x in (np.array([0.4, -0.2]), np.array([2.0, 1.5])):
+    for x in (np.array([0.4, -0.2]), pressing):
         e = evaluate(jnp.asarray(x))
         assert e.success, e.message
         np.testing.assert_allclose(
@@ -82,15 +83,13 @@ def test_solution_and_derivative(case):
             lambda x: float(evaluate(jnp.asarray(x)).value), x
         )
         np.testing.assert_allclose(e.grad, differences, rtol=zoo.DIFFERENCES, atol=1e-7)
-    # The second point presses against the rows.
     assert np.any(e.lower.active)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_interior_point_agrees_with_the_active_set(case):
-    lower, y0 = CASES[case]
+    lower, y0, x = CASES[case]
     problem = bx.Problem(upper, lower, bx.Polyhedron(**ROWS), y0=y0)
-    x = np.array([2.0, 1.5])
     expected = bx.hypergradient(problem, x)
     out = bx.hypergradient(problem, x, solver=bx.InteriorPoint())
     np.testing.assert_allclose(out.lower.y, expected.lower.y, atol=zoo.EXACT)
@@ -110,7 +109,7 @@ def test_a_newton_step_that_overshoots_is_cut():
 
 
 def test_warm_starts_follow_a_curved_lower_level():
-    lower, y0 = CASES["logistic"]
+    lower, y0, _ = CASES["logistic"]
     problem = bx.Problem(upper, lower, bx.Polyhedron(**ROWS), y0=y0)
     points = jnp.asarray(np.linspace([0.0, 0.0], [2.0, 1.5], 12))
 

@@ -99,6 +99,7 @@ def _degenerate(rows: Rows, coupling, point: Point, factor: Factor, tight, split
     best = _max_min_multipliers(
         null, shortest, tight & ~rows.equality, point.force, dependent
     )
+    best = jnp.where(tight, best, 0)
     missing = jnp.linalg.norm(point.gradient + best @ rows.A)
     noise = tol.safety * (missing + tol.eps * point.force) / jnp.sqrt(smallest)
     noise = noise + tol.rounding * _largest(best) / _LP_WEIGHT
