@@ -86,7 +86,16 @@ def main():
             name: jnp.asarray(np.stack([d[name] for d, _ in pairs]))
             for name in pairs[0][0]
         }
-        out = jax.tree.map(np.asarray, evaluate(stacked))
+        # In small batches: a batch takes as long as its slowest member.
+        size = min(50, len(pairs))
+        parts = [
+            jax.tree.map(
+                np.asarray,
+                evaluate({key: v[i : i + size] for key, v in stacked.items()}),
+            )
+            for i in range(0, len(pairs), size)
+        ]
+        out = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
         here: Counter = Counter()
         for i, (data, feasible) in enumerate(
             track(pairs, description=f"n = {n}, m = {k}", transient=True)

@@ -28,7 +28,17 @@ g = lambda x, y: jnp.sum(y**2)
         (lambda: bx.Box(np.zeros(2), np.ones(3)), ("`lower`", "(2,)", "(3,)")),
         (lambda: bx.Box({"a": np.zeros(2)}, [np.ones(2)]), ("`upper`", "structure")),
         (lambda: bx.Simplex((2, 3), total=np.ones(3)), ("`total`", "(2,)", "(3,)")),
+        (lambda: bx.Box({"a": 0.0}, [1.0]), ("`upper`", "structure", "'a'")),
+        (lambda: bx.Box(None, 1.0), ("`lower`", "None")),
         (lambda: bx.Simplex(0), ("`shape`",)),
+        (lambda: bx.Simplex(2.5), ("`shape`", "integer", "2.5")),  # pyright: ignore[reportArgumentType]
+        (lambda: bx.Simplex("ab"), ("`shape`", "integer", "'ab'")),  # pyright: ignore[reportArgumentType]
+        (lambda: bx.Simplex((2.5,)), ("`shape`", "integer", "(2.5,)")),  # pyright: ignore[reportArgumentType]
+        (lambda: bx.Simplex(3, None), ("`total`", "None")),  # pyright: ignore[reportArgumentType]
+        (lambda: bx.Simplex(3, "one"), ("`total`", "one")),  # pyright: ignore[reportArgumentType]
+        (lambda: bx.Polyhedron(np.ones((2, 0)), b=b), ("`A`", "column", "(2, 0)")),
+        (lambda: bx.Problem(f, g, y0=jnp.zeros(0)), ("`y0`", "(0,)")),
+        (lambda: bx.Problem(f, g, y0={"a": None}), ("`y0`", "None")),
         (lambda: bx.Problem(f, 3.0, bx.Polyhedron(A, b=b)), ("`lower`", "float")),
         (lambda: bx.Problem(f, g, "box"), ("`constraints`", "str")),
         (lambda: bx.Problem(f, g), ("`y0`",)),
@@ -51,6 +61,14 @@ g = lambda x, y: jnp.sum(y**2)
             lambda: bx.StochasticProblem.from_data((np.ones(3), np.ones(4)), 2, f),
             ("`data`", "leading"),
         ),
+        (
+            lambda: bx.StochasticProblem.from_data(np.ones((0, 3)), 2, f),
+            ("`data`", "row", "0"),
+        ),
+        (
+            lambda: bx.StochasticProblem.from_data(np.ones(3), 2.5, f),  # pyright: ignore[reportArgumentType]
+            ("`batch_size`", "integer", "2.5"),
+        ),
     ],
 )
 def test_construction(build, words):
@@ -68,6 +86,15 @@ def test_construction(build, words):
         (lambda x, y: x, g, np.ones(4), ("`upper(x, y)`", "scalar")),
         (f, lambda x, y: jnp.sum(x @ y), np.ones(4), ("`lower(x, y)`", "(4,)")),
         (f, g, "here", ("`x`",)),
+        (f, lambda x, y: None, np.ones(4), ("`lower(x, y)`", "None", "return")),
+        (f, lambda x, y: (g(x, y), y), np.ones(4), ("`lower(x, y)`", "tuple")),
+        (lambda x, y: 1, g, np.ones(4), ("`upper(x, y)`", "floating", "int")),
+        (
+            lambda x, y: (1.0, x, y),
+            g,
+            np.ones(4),
+            ("`upper(x, y)`", "pair", "tuple of 3"),
+        ),
     ],
 )
 def test_evaluation(upper, lower, x, words):
@@ -88,3 +115,43 @@ def test_a_solver_refuses_what_it_cannot_handle():
     problem = bx.Problem(f, g, bx.Polyhedron(A, b=b))
     with pytest.raises(ValueError, match=r"ProjectedGradient.*Polyhedron"):
         bx.hypergradient(problem, np.ones(4), solver=bx.ProjectedGradient())
+
+
+@pytest.mark.parametrize("evaluate", [bx.hypergradient, bx.solution_map])
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"solver": "ip"}, ("`solver`", "ActiveSet()", "str")),
+        ({"solver": bx.InteriorPoint}, ("`solver=InteriorPoint()`", "class")),
+        ({"adjoint": "cg"}, ("`adjoint`", "ConjugateGradient()", "str")),
+        ({"adjoint": bx.Neumann}, ("`adjoint=Neumann()`", "class")),
+        (
+            {"adjoint": bx.DenseAdjoint(), "solver": bx.ProjectedGradient()},
+            ("`adjoint=DenseAdjoint()`", "ProjectedGradient", "ActiveSet()"),
+        ),
+        ({"adjoint": bx.DenseAdjoint()}, ("by default", "`solver=ActiveSet()`")),
+    ],
+)
+def test_choice_of_solver_and_adjoint(evaluate, choice, words):
+    # Large enough for the default to be a solver without factor.
+    problem = bx.Problem(f, g, bx.Box(-np.ones(150), np.ones(150)))
+    with pytest.raises(ValueError, match=".") as info:
+        evaluate(problem, np.ones(4), **choice)
+    for word in words:
+        assert word in str(info.value)
+
+
+def test_a_warm_start_must_fit_the_problem():
+    free = lambda y0: bx.Problem(f, g, y0=y0)
+    evaluation = bx.hypergradient(free(np.zeros(3)), np.ones(4))
+    for problem, warm, words in (
+        (free(np.zeros(3)), evaluation, ("`warm`", "Evaluation", "evaluation.lower")),
+        (free(np.zeros(3)), evaluation.lower.y, ("`warm`", "LowerSolution")),
+        (free(np.zeros(5)), evaluation.lower, ("`warm.y`", "(5,)", "(3,)")),
+        (free({"a": np.zeros(3)}), evaluation.lower, ("`warm.y`", "structure")),
+        (bx.Problem(f, g, bx.Polyhedron(A, b=b)), evaluation.lower, ("`warm`", "rows")),
+    ):
+        with pytest.raises(ValueError, match=".") as info:
+            bx.hypergradient(problem, np.ones(4), warm=warm)  # pyright: ignore[reportArgumentType]
+        for word in words:
+            assert word in str(info.value)

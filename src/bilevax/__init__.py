@@ -1,16 +1,29 @@
 """Constrained bilevel optimisation in JAX."""
 
+from . import theory as theory
 from ._adjoint import (
     ConjugateGradient as ConjugateGradient,
     DenseAdjoint as DenseAdjoint,
     Neumann as Neumann,
 )
+from ._certificate import (
+    Certificate as Certificate,
+    certify as certify,
+    moreau as moreau,
+)
+from ._checkpoint import CheckpointError as CheckpointError
 from ._constraints import Box as Box, Polyhedron as Polyhedron, Simplex as Simplex
+from ._explain import Explanation as Explanation, explain as explain
+from ._history import History as History
 from ._implicit import Evaluation as Evaluation, hypergradient as hypergradient
 from ._lower.active_set import ActiveSet as ActiveSet
 from ._lower.base import LowerSolution as LowerSolution
 from ._lower.interior_point import InteriorPoint as InteriorPoint
 from ._lower.projected import ProjectedGradient as ProjectedGradient
+from ._methods.ds_blo import DSBLO as DSBLO
+from ._methods.optax_step import (
+    scale_by_normalised_momentum as scale_by_normalised_momentum,
+)
 from ._perturbation import (
     Gaussian as Gaussian,
     TruncatedGaussian as TruncatedGaussian,
@@ -19,10 +32,12 @@ from ._perturbation import (
 from ._problem import Problem as Problem, StochasticProblem as StochasticProblem
 from ._quality import Quality as Quality
 from ._solution_map import solution_map as solution_map
+from ._solve import Solution as Solution, Stop as Stop, solve as solve
 from ._status import (
     BilevelError as BilevelError,
     Status as Status,
     status_name as status_name,
 )
+from ._tune import Tuning as Tuning, tune as tune
 
 __version__ = "0.1.0"

@@ -19,8 +19,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from ._free import free_solve, free_subspace
-from ._lower.base import LowerSolution
-from ._lower.dense import FlatLower, flatten, kkt_solve, largest
+from ._lower.base import LowerSolution, run_if
+from ._lower.dense import FlatLower, flatten, kkt_solve, largest, ratio
 from ._problem import Problem
 from ._tolerances import tolerances
 
@@ -65,14 +65,14 @@ class DenseAdjoint(AbstractAdjoint):
     max_steps: int = 12
 
     def solve(self, system, solution, top, bottom):
-        factor, root = solution.factor.hessian, solution.factor.root
-        active, norm = system.active, solution.factor.norm
+        factor, norm = solution.factor.hessian, solution.factor.norm
+        rows_inverse, active = solution.factor.rows_inverse, system.active
         constraints = system.problem.constraints
         tol = tolerances(top.dtype)
         # In unit rows, like the factor.
         bottom = jnp.where(active, bottom / norm, 0)
 
-        def residual(v, w):
+        def attempt(v, w) -> Attempt:
             curved = system.lower.hessian_product(system.y, v)
             pull, ahead = top - curved, bottom
             held = jnp.zeros_like(curved)
@@ -83,40 +83,57 @@ class DenseAdjoint(AbstractAdjoint):
                 ahead = jnp.where(active, bottom - pushed, 0)
             wrong, *sizes = largest(pull, curved, held, top)
             force = sizes[0] + sizes[1] + sizes[2]
-            length = jnp.linalg.norm(v) + jnp.sqrt(tol.eps) * force / factor.stiffness
-            relative = _ratio(wrong, force)
+            relative = noise = ratio(wrong, force)
             if w.size:
-                gap = largest(ahead)[0]
-                relative = jnp.maximum(relative, _ratio(gap, length))
-            return pull, ahead, relative
+                gap, reach = largest(ahead)[0], force / factor.stiffness
+                length = jnp.linalg.norm(v) + jnp.sqrt(tol.eps) * reach
+                relative = jnp.maximum(relative, ratio(gap, length))
+                noise = jnp.maximum(noise, ratio(gap, reach))
+            return Attempt(v, w, pull, ahead, force, relative, noise)
 
-        def step(carry):
-            v, w, pull, ahead, best, steps, _ = carry
-            dv, dw = kkt_solve(factor, root, active, pull, ahead)
-            new = (v + dv, w + dw, *residual(v + dv, w + dw))
-            kept = jax.tree.map(
-                lambda a, b: jnp.where(new[-1] < best, a, b),
-                new,
-                (v, w, pull, ahead, best),
+        def refine(carry):
+            old, steps, _ = carry
+            dv, dw = kkt_solve(factor, rows_inverse, old.pull, old.ahead)
+            new = attempt(old.v + dv, old.w + dw)
+            # At a vertex `v` vanishes, and only the second measure can still fall.
+            halved = (new.relative <= 0.5 * old.relative) | (
+                new.noise <= 0.5 * old.noise
             )
-            # One refinement at least: it removes what the regularised rows leave.
-            done = (new[-1] <= tol.rounding) & (steps > 0)
-            done = done | ~(new[-1] <= 0.5 * best)
-            return (*kept, steps + 1, done)
+            kept = jax.tree.map(lambda a, b: jnp.where(halved, a, b), new, old)
+            return kept, steps + 1, (new.relative <= tol.rounding) | ~halved
 
-        start = (
-            jnp.zeros_like(top), jnp.zeros_like(bottom), top, bottom,
-            jnp.asarray(jnp.inf, top.dtype), 0, jnp.asarray(False),
-        )  # fmt: skip
-        v, w, _, _, relative, _, _ = jax.lax.while_loop(
-            lambda c: ~c[-1] & (c[-2] < self.max_steps), step, step(start)
+        first = attempt(*kkt_solve(factor, rows_inverse, top, bottom))
+        # Dependent rows leave an error that one refinement at least must remove.
+        done = (first.relative <= tol.rounding) & rows_inverse.exact
+        best, _, _ = jax.lax.while_loop(
+            lambda c: ~c[2] & (c[1] < self.max_steps), refine, (first, 1, done)
         )
-        # What rounding alone does to `H v`, through the diagonal of `H`.
-        spread = jnp.sqrt(factor.diagonal)
-        noise = tol.rounding * jnp.max(spread) * (spread @ jnp.abs(v))
-        curved, size = largest(system.lower.hessian_product(system.y, v), top)
-        fine = relative <= tol.accept + _ratio(noise, curved + size)
-        return v, jnp.where(active, w / norm, 0), fine
+
+        def explained(_):
+            # What rounding alone does to `H v`, through the diagonal of `H`.
+            spread = jnp.sqrt(factor.diagonal)
+            effect = tol.rounding * jnp.max(spread) * (spread @ jnp.abs(best.v))
+            return best.relative <= tol.accept + ratio(effect, best.force)
+
+        fine = (best.relative <= tol.accept) | (best.noise <= tol.rounding)
+        fine = run_if(~fine, explained, fine)
+        return best.v, jnp.where(active, best.w / norm, 0), fine
+
+
+class Attempt(eqx.Module):
+    """A solution of the KKT system, what it misses, and how much that is.
+
+    `relative` compares rows with the length of `v`, `noise` with what the forces could
+    move.
+    """
+
+    v: Float[Array, " n"]
+    w: Float[Array, " k"]
+    pull: Float[Array, " n"]
+    ahead: Float[Array, " k"]
+    force: Float[Array, ""]
+    relative: Float[Array, ""]
+    noise: Float[Array, ""]
 
 
 class ConjugateGradient(AbstractAdjoint):
@@ -195,10 +212,6 @@ def _reduce(system: KKTSystem, top, bottom):
 def _recover(system: KKTSystem, free, top, v):
     force = top - system.lower.hessian_product(system.y, v)
     return free.multipliers(force)
-
-
-def _ratio(part, whole):
-    return part / jnp.where(whole > 0, whole, 1)
 
 
 def default_adjoint(solution: LowerSolution) -> AbstractAdjoint:

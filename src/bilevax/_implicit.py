@@ -8,9 +8,15 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ._adjoint import AbstractAdjoint, KKTSystem, default_adjoint, kkt_system
-from ._lower.base import AbstractLowerSolver, LowerSolution
-from ._lower.choose import default_solver
+from ._adjoint import (
+    AbstractAdjoint,
+    DenseAdjoint,
+    KKTSystem,
+    default_adjoint,
+    kkt_system,
+)
+from ._lower.base import AbstractLowerSolver, LowerSolution, all_finite
+from ._lower.choose import check_choice, check_warm, checked_solver
 from ._problem import Problem, check_functions, checked_point
 from ._quality import Quality, quality_of
 from ._status import Status, first_failure, message, raise_on_failure
@@ -78,7 +84,9 @@ def hypergradient(
             f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
         )
     x = checked_point(problem, x)
-    solver = default_solver(problem) if solver is None else solver
+    check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
+    solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
+    check_warm(problem, warm)
     evaluation = _evaluate(problem, x, solver, adjoint, warm, quality)
     if throw:
         raise_on_failure(evaluation, "The hypergradient")
@@ -94,7 +102,7 @@ def _evaluate(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     system = kkt_system(problem, x, lower.y, lower.active)
     value, aux, grad, fine = implicit_gradient(system, x, lower, adjoint)
     # A derivative of `g` can be finite outside its domain (logarithms), its value not.
-    sane = _all_finite((value, grad, problem.lower_value(x, lower.y)))
+    sane = all_finite((value, grad, problem.lower_value(x, lower.y)))
     status = first_failure(
         lower.status,
         Status.where(lower.shared_dependence, Status.successful, Status.dependent_rows),
@@ -146,9 +154,3 @@ def implicit_gradient(
 
     grad = jax.tree.map(jnp.subtract, f_x, jax.grad(cross)(x))
     return value, aux, grad, fine
-
-
-def _all_finite(tree):
-    return jnp.all(
-        jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)])
-    )

@@ -13,10 +13,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from ._constraints import AbstractConstraints, Box, Polyhedron, as_float
+from ._constraints import (
+    AbstractConstraints,
+    Box,
+    Polyhedron,
+    as_float,
+    check_not_empty,
+)
 from ._perturbation import tree_add
 
 
@@ -70,7 +77,7 @@ class Problem(AbstractProblem):
     def perturbed(self, q: PyTree[Array]) -> "Problem":
         """The same problem with `<q, y>` added to the lower objective."""
         q = jax.tree.map(lambda leaf: as_float(leaf, "q"), q)
-        _check_like(q, self.y0, "q", "y")
+        check_like(q, self.y0, "q", "y")
         lower = self.lower
         if isinstance(lower, _Tilted):
             lower, q = lower.lower, tree_add(lower.q, q)
@@ -79,6 +86,12 @@ class Problem(AbstractProblem):
     def upper_value(self, x, y) -> tuple[Float[Array, ""], Any]:
         """`f(x, y)` and its auxiliary output (None where there is none)."""
         out = self.upper(x, y)
+        if isinstance(out, tuple) and len(out) != 2:
+            raise ValueError(
+                "`upper(x, y)` must return a scalar, or a pair of a scalar and "
+                f"auxiliary output; got a tuple of {len(out)}. Put all auxiliary "
+                "output into one tuple."
+            )
         value, aux = out if isinstance(out, tuple) else (out, None)
         return _scalar(value, "upper"), aux
 
@@ -93,24 +106,45 @@ class StochasticProblem(AbstractProblem):
     - `sample`: `key -> batch`.
     - `instance`: `batch -> Problem`. The batch may enter the upper level alone or the
       lower level too (one box per image of a minibatch).
+    - `population`: the problem by which runs are judged and results evaluated. Given
+      by `from_data`; without it, one draw stands for all.
     """
 
     sample: Callable
     instance: Callable
+    population: Problem | None = None
 
     @classmethod
     def from_data(cls, data: PyTree[Array], batch_size: int, instance: Callable):
-        """Minibatches of `batch_size` rows, drawn with replacement, of device data."""
-        data = jax.tree.map(jnp.asarray, data)
+        """Minibatches of `batch_size` rows, drawn with replacement, of device data.
+
+        The population is the instance of all rows at once, so `instance` should take
+        means over its batch, not sums.
+        """
+        try:
+            data = jax.tree.map(jnp.asarray, data)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`data` must be arrays of numbers; {error}") from None
         lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(data)}
         if len(lengths) != 1 or () in lengths:
             raise ValueError(
                 "`data` must be arrays that share their leading axis; got leading "
                 f"axes {sorted(lengths)}."
             )
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be positive; got {batch_size}.")
-        return cls(_Minibatch(data, batch_size), instance)
+        if (0,) in lengths:
+            raise ValueError(
+                "`data` must have at least one row to draw from; got leading axis 0."
+            )
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise ValueError(
+                f"`batch_size` must be a positive integer; got {batch_size!r}."
+            )
+        if not callable(instance):
+            raise ValueError(
+                "`instance` must be a function from a batch to a Problem; got "
+                f"{type(instance).__name__}."
+            )
+        return cls(_Minibatch(data, batch_size), instance, instance(data))
 
     def draw(self, key):
         return self.instance(self.sample(key))
@@ -137,7 +171,7 @@ class _Tilted(eqx.Module):
             jnp.sum(q * y)
             for q, y in zip(jax.tree.leaves(self.q), jax.tree.leaves(y), strict=True)
         )
-        return self.lower(x, y) + tilt
+        return _scalar(self.lower(x, y), "lower") + tilt
 
 
 def checked_point(problem: Problem, x: PyTree) -> PyTree[Array]:
@@ -156,7 +190,7 @@ def checked_point(problem: Problem, x: PyTree) -> PyTree[Array]:
                     f"{size} columns, got {inside.size}."
                 )
         else:
-            _check_like(x, inside, "x", "domain")
+            check_like(x, inside, "x", "domain")
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((x, problem.y0))}
     if any(jnp.finfo(dtype).bits < 64 for dtype in dtypes):
         _warn_low_precision()
@@ -209,6 +243,7 @@ def _checked_start(constraints, y0):
             )
         return like
     y0 = jax.tree.map(lambda leaf: as_float(leaf, "y0"), y0)
+    check_not_empty(y0, "y0")
     if isinstance(constraints, Polyhedron):
         size = sum(leaf.size for leaf in jax.tree.leaves(y0))
         if like is not None and like.size != size:
@@ -217,7 +252,7 @@ def _checked_start(constraints, y0):
                 f"{size} columns, got {like.size}."
             )
     else:
-        _check_like(y0, like, "y0", "constraints")
+        check_like(y0, like, "y0", "constraints")
     return y0
 
 
@@ -236,7 +271,8 @@ def _checked_domain(domain):
     return domain
 
 
-def _check_like(tree, like, name, like_name):
+def check_like(tree, like, name: str, like_name: str) -> None:
+    """Raise a `ValueError` if `tree` differs from `like` in structure or shapes."""
     if jax.tree.structure(tree) != jax.tree.structure(like):
         raise ValueError(
             f"`{name}` must have the tree structure of `{like_name}`; expected "
@@ -255,7 +291,22 @@ def _shapes(tree):
 
 
 def _scalar(value, name):
+    if value is None:
+        raise ValueError(
+            f"`{name}(x, y)` must return a scalar; got None. Is a `return` missing?"
+        )
+    if not eqx.is_array_like(value):
+        raise ValueError(
+            f"`{name}(x, y)` must return a scalar; got {type(value).__name__}. Only "
+            "`upper` may return a pair, of its value and auxiliary output."
+        )
     value = jnp.asarray(value)
     if value.shape != ():
         raise ValueError(f"`{name}(x, y)` must return a scalar; got {value.shape}.")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"`{name}(x, y)` must return a real floating number, for it is "
+            f"differentiated; got dtype {value.dtype}. Convert it with `jnp.real` or "
+            "`.astype(float)`, or look for a comparison or a rounding in it."
+        )
     return value

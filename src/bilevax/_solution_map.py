@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from ._adjoint import AbstractAdjoint, default_adjoint, kkt_system
+from ._adjoint import AbstractAdjoint, DenseAdjoint, default_adjoint, kkt_system
 from ._lower.base import AbstractLowerSolver
-from ._lower.choose import default_solver
+from ._lower.choose import check_choice, checked_solver
 from ._problem import Problem, check_functions, checked_point
 from ._status import is_traced
 
@@ -30,10 +30,14 @@ def solution_map(
     derivative is that of one side; ask `hypergradient` whether there is one.
     """
     if not isinstance(problem, Problem):
-        raise ValueError(f"`problem` must be a Problem; got {type(problem).__name__}.")
+        raise ValueError(
+            "`problem` must be a Problem; got "
+            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
+        )
     x = checked_point(problem, x)
+    check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
+    solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
     problem = _with_open_closures(problem, x)
-    solver = default_solver(problem) if solver is None else solver
     y, lam, _ = _primal_dual((problem, x), solver, adjoint)
     return (y, lam) if multipliers else y
 
@@ -80,16 +84,16 @@ def _primal_dual_jvp(primals, tangents):
         adjoint = default_adjoint(solution)
     solution = jax.lax.stop_gradient(solution)
 
-    # A failed member is replaced by harmless numbers before anything is differentiated.
+    # A failed member is replaced by harmless constants before anything is
+    # differentiated, once or again.
     def safe(tree):
-        return jax.tree.map(
-            lambda leaf: (
-                jnp.where(usable, leaf, jnp.nan_to_num(leaf, posinf=0, neginf=0))
-                if eqx.is_inexact_array(leaf)
-                else leaf
-            ),
-            tree,
-        )
+        def safe_leaf(leaf):
+            if not eqx.is_inexact_array(leaf):
+                return leaf
+            harmless = jnp.nan_to_num(leaf, posinf=0, neginf=0)
+            return jnp.where(usable, leaf, jax.lax.stop_gradient(harmless))
+
+        return jax.tree.map(safe_leaf, tree)
 
     safe_inputs = safe(inputs)
     y_safe, lam_safe = safe(y), safe(lam)
@@ -107,13 +111,10 @@ def _primal_dual_jvp(primals, tangents):
         return top, jnp.where(solution.active, bottom, 0)
 
     _, (top, bottom) = eqx.filter_jvp(conditions, (safe_inputs,), (inputs_dot,))
-    # A tangent that nothing feeds comes back as None. Its zeros must still be linear in
-    # the other one, or the solve below could not be transposed.
-    if top is None:
-        top = jnp.zeros_like(flat) + 0 * jnp.sum(bottom)
+    # A tangent that nothing feeds comes back as None.
+    top = jnp.zeros_like(flat) if top is None else jnp.where(usable, top, 0)
     if bottom is None:
-        bottom = jnp.zeros_like(lam_safe) + 0 * jnp.sum(top)
-    top = jnp.where(usable, top, 0)
+        bottom = jnp.zeros_like(lam_safe)
     bottom = jnp.where(usable & solution.active, bottom, 0)
 
     problem, x = safe_inputs
@@ -121,18 +122,27 @@ def _primal_dual_jvp(primals, tangents):
     frozen = jax.lax.stop_gradient(eqx.filter(system, eqx.is_array))
     frozen = eqx.combine(frozen, eqx.filter(system, eqx.is_array, inverse=True))
 
-    def solve(_, rhs):
-        v, w, fine = adjoint.solve(frozen, solution, *rhs)
-        # There is no status to carry a failure here, so it must not look like a number.
-        return jnp.where(fine, v, jnp.nan), jnp.where(fine, w, jnp.nan)
+    # One vector, not a pair: JAX transposes a solve only if every leaf of its right
+    # side depends on what is differentiated, and one half of ours may not.
+    def join(v, w):
+        return jnp.concatenate([v, w]).astype(flat.dtype)
 
-    dy, dlam = jax.lax.custom_linear_solve(
-        lambda z: system(*z), (-top, -bottom), solve, symmetric=True
+    def split(z):
+        return z[: flat.size], z[flat.size :]
+
+    def solve(_, rhs):
+        v, w, fine = adjoint.solve(frozen, solution, *split(rhs))
+        # There is no status to carry a failure here, so it must not look like a number.
+        return jnp.where(fine, join(v, w), jnp.nan)
+
+    product = lambda z: join(*system(*split(z)))
+    step = jax.lax.custom_linear_solve(
+        product, -join(top, bottom), solve, symmetric=True
     )
-    dy, dlam = jnp.where(usable, dy, 0), jnp.where(usable, dlam, 0)
+    dy, dlam = split(jnp.where(usable, step, 0))
     # Everything else that a solution holds is a diagnosis, constant to calculus.
     still = jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf) if eqx.is_inexact_array(leaf) else None,
         solution,
     )
-    return (y, lam, solution), (unravel(dy), dlam, still)
+    return (y, lam, solution), (unravel(dy), dlam.astype(lam.dtype), still)

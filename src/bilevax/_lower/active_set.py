@@ -8,19 +8,27 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._status import Status
 from .._tolerances import tolerances
-from .base import AbstractLowerSolver, Iterations, LowerSolution, run_if
+from .base import (
+    AbstractLowerSolver,
+    Iterations,
+    LowerSolution,
+    all_finite,
+    run_if,
+)
 from .classify import classify
 from .dense import (
     Factor,
     FlatLower,
     Rows,
+    Schur,
     blank_factor,
-    describes,
+    blank_schur,
     factorise,
     flatten,
+    schur,
     unit_rows,
 )
-from .newton import Sweep, begin, newton_pass, without_decline
+from .newton import Sweep, begin, newton_pass, pass_on, without_decline
 from .safeguard import guarded_step
 
 
@@ -28,7 +36,7 @@ class DenseFactor(eqx.Module):
     """What the adjoint solve and the next lower-level solve can reuse."""
 
     hessian: Factor
-    root: Float[Array, "k k"]
+    rows_inverse: Schur
     norm: Float[Array, " k"]
 
 
@@ -48,8 +56,8 @@ class ActiveSet(AbstractLowerSolver):
     def __call__(self, problem, x, warm=None):
         lower, y = flatten(problem, x)
         rows = unit_rows(problem.constraints, x, y.size, y.dtype)
-        start, factor = _start(rows, y, warm)
-        sweep = begin(lower, rows, *start)
+        start, factor, rows_inverse = _start(rows, y, warm)
+        sweep = begin(lower, rows, rows_inverse, *start)
         mode = _GUARD
         if warm is not None and warm.factor is None:
             sweep = eqx.tree_at(lambda s: s.stale, sweep, jnp.asarray(True))
@@ -57,21 +65,13 @@ class ActiveSet(AbstractLowerSolver):
         elif warm is not None:
             # The usual case of a warm start, outside the loop so that the factor is
             # read and not copied.
-            sweep, mode = newton_pass(lower, rows, factor, sweep), _WARM
-            # A point that did not move proves nothing about the Hessian, yet the
-            # derivative will need it.
-            fits = describes(factor, lower, sweep.point.y)
-            sweep = eqx.tree_at(
-                lambda s: (s.stale, s.done),
-                sweep,
-                (sweep.stale | ~fits, sweep.done & fits),
-            )
+            sweep, mode = pass_on(lower, rows, factor, rows_inverse, sweep), _WARM
         return self._run(problem, x, lower, rows, y, sweep, factor, mode)
 
     def solve_from(self, problem, x, lower, rows, y, start, steps):
         """Finish from a primal–dual `start` that took another method `steps`."""
         factor = blank_factor(rows.rhs.size, y.size, y.dtype)
-        sweep = begin(lower, rows, *start)
+        sweep = begin(lower, rows, blank_schur(rows.rhs.size, y.dtype), *start)
         sweep = eqx.tree_at(lambda s: s.stale, sweep, jnp.asarray(True))
         solution = self._run(problem, x, lower, rows, y, sweep, factor, _WARM)
         passes = solution.iterations.passes + steps
@@ -110,7 +110,11 @@ class ActiveSet(AbstractLowerSolver):
         guarded = p.mode == _GUARD
         new = run_if(guarded, lambda p: self._guard(lower, rows, factor, p), p)
         new = run_if(~guarded, lambda p: self._pass(lower, rows, factor, cold, p), new)
-        sweep = run_if(new.restart, lambda s: begin(lower, rows, *new.start), new.sweep)
+        sweep = run_if(
+            new.restart,
+            lambda s: begin(lower, rows, s.rows_inverse, *new.start),
+            new.sweep,
+        )
         # Once a full step makes the quadratic model predict the gradient, `g` is
         # quadratic as far as it matters, and Newton passes do the rest.
         after = jnp.linalg.norm(sweep.point.stationarity @ factor.whitener)
@@ -195,19 +199,27 @@ def _solved(sweep: Sweep):
 
 
 def _start(rows: Rows, y, warm: LowerSolution | None):
-    """Primal–dual start and factor; a failed warm start gives its factor only."""
-    if warm is None or warm.factor is None:
-        factor = blank_factor(rows.rhs.size, y.size, y.dtype)
-    else:
-        factor = warm.factor.hessian
+    """Primal–dual start, factor and inverse for the active rows.
+
+    A failed warm start gives its factor only.
+    """
+    k = rows.rhs.size
+    factor, rows_inverse = blank_factor(k, y.size, y.dtype), blank_schur(k, y.dtype)
     if warm is None:
-        zeros = jnp.zeros(rows.rhs.size, y.dtype)
-        return (y, zeros, rows.equality & rows.usable), factor
+        active = rows.equality & rows.usable
+        return (y, jnp.zeros(k, y.dtype), active), factor, rows_inverse
     usable = warm.success
     y = jnp.where(usable, ravel_pytree(warm.y)[0].astype(y.dtype), y)
     multipliers = jnp.where(usable, warm.multipliers * rows.norm, 0)
     active = rows.usable & (rows.equality | (usable & warm.active))
-    return (y, jnp.where(active, multipliers, 0), active), factor
+    if warm.factor is not None:
+        factor = warm.factor.hessian
+        rows_inverse = run_if(
+            jnp.any(active != warm.factor.rows_inverse.active),
+            lambda _: schur(factor, active),
+            warm.factor.rows_inverse,
+        )
+    return (y, jnp.where(active, multipliers, 0), active), factor, rows_inverse
 
 
 def _solution(
@@ -219,9 +231,10 @@ def _solution(
     )
     if coupling is not None:
         coupling = coupling / rows.norm[:, None]
-    split, margin, error = classify(rows, coupling, point, factor, p.sweep.root)
+    split, margin, error = classify(rows, coupling, p.sweep, factor)
+    p = eqx.tree_at(lambda p: p.infeasible, p, p.infeasible | split.empty)
     status = run_if(
-        rows.empty | ~_solved(p.sweep),
+        rows.empty | split.empty | ~_solved(p.sweep),
         lambda _: _failure(rows, p, factor, x),
         Status.successful,
     )
@@ -242,7 +255,7 @@ def _solution(
         kkt_residual=jnp.where(void, nan, point.kkt),
         iterations=Iterations(p.passes, p.factorisations, p.safeguard),
         status=status,
-        factor=DenseFactor(factor, split.root, rows.norm),
+        factor=DenseFactor(factor, split.rows_inverse, rows.norm),
     )
 
 
@@ -250,17 +263,12 @@ def _failure(rows: Rows, p: Progress, factor: Factor, x):
     """Why there is no solution; earlier lines win."""
     data = (x, rows.A, jnp.where(rows.usable, rows.rhs, 0))
     cases = (
-        (~_all_finite(data), Status.non_finite),
+        (~all_finite(data), Status.non_finite),
         (rows.empty | p.infeasible, Status.infeasible),
-        (~_all_finite(p.sweep.point.gradient), Status.non_finite),
+        (~all_finite(p.sweep.point.gradient), Status.non_finite),
         (~factor.definite, Status.not_strongly_convex),
     )
     status = Status.iteration_limit
     for failed, kind in reversed(cases):
         status = Status.where(failed, kind, status)
     return status
-
-
-def _all_finite(tree) -> Array:
-    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-    return jnp.all(jnp.stack(leaves))

@@ -76,8 +76,21 @@ def run_if(predicate: Bool[Array, ""], function, operand):
     A loop of at most one trip: under vmap its body runs only if some member needs it,
     whereas `lax.cond` would become a select and make every member pay.
     """
+    # What `function` closes over does not change in the loop, so XLA would move all the
+    # work on it out of the loop again; the barrier ties it to the predicate.
+    closed = eqx.filter_closure_convert(function, operand)
+    arrays, rest = eqx.partition(closed, eqx.is_array)
 
     def body(carry):
-        return jnp.asarray(False), function(carry[1])
+        _, arrays_now, operand = jax.lax.optimization_barrier(
+            (carry[0], arrays, carry[1])
+        )
+        return jnp.asarray(False), eqx.combine(arrays_now, rest)(operand)
 
     return jax.lax.while_loop(lambda c: c[0], body, (predicate, operand))[1]
+
+
+def all_finite(tree) -> Bool[Array, ""]:
+    """Whether no array of `tree` holds a NaN or an infinity."""
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(leaves))

@@ -1,11 +1,12 @@
 """Which rows are active, how sure that is, and what to do where rows depend.
 
-Generic points cost one probing solve. Only where some row is neither clearly active nor
-clearly inactive, or active rows look dependent, does the degenerate analysis run: it
-finds the multipliers (they are not unique) whose smallest entry is largest, and checks
-whether the rows of `B` share the dependence of the rows of `A`. If they do, the local
-solution still meets all these rows with equality and the derivative is unique; if not,
-`x` sits at a kink or at the edge of the set of `x` with a non-empty lower level.
+Generic points cost nothing but the probing solve of the last pass. Only where some row
+is neither clearly active nor clearly inactive, or active rows look dependent, does the
+degenerate analysis run: it finds the multipliers (they are not unique) whose smallest
+entry is largest, and checks whether the rows of `B` share the dependence of the rows of
+`A`. If they do, the local solution still meets all these rows with equality and the
+derivative is unique; if not, `x` sits at a kink or at the edge of the set of `x` with a
+non-empty lower level.
 """
 
 import equinox as eqx
@@ -14,9 +15,9 @@ from jaxtyping import Array, Bool, Float
 
 from .._tolerances import tolerances
 from .base import run_if
-from .dense import Factor, Rows, kkt_solve, largest, random_signs, schur_root
+from .dense import Factor, Rows, Schur, largest, schur
 from .dual_active_set import dual_active_set
-from .newton import Point
+from .newton import Point, Sweep
 
 _LP_WEIGHT = 1e-4
 
@@ -28,28 +29,28 @@ class Split(eqx.Module):
     active: Bool[Array, " k"]
     weak: Bool[Array, " k"]
     shared: Bool[Array, ""]
-    root: Float[Array, "k k"]
+    empty: Bool[Array, ""]
+    rows_inverse: Schur
 
 
-def classify(rows: Rows, coupling, point: Point, factor: Factor, root):
+def classify(rows: Rows, coupling, sweep: Sweep, factor: Factor):
     """The split, its margin, and an estimate of `|y - y*|`.
 
-    `coupling` is `B` in unit rows, or None; `root` factors the rows in `point.active`.
+    `coupling` is `B` in unit rows, or None.
     """
+    point = sweep.point
     tol = tolerances(point.y.dtype)
-    dy, dmu = rounding_effect(rows, point, factor, root)
     slack = -point.violation
-    error = jnp.linalg.norm(dy)
+    error = jnp.linalg.norm(sweep.y_noise)
     slack_noise = tol.safety * (error + tol.eps * point.length)
-    force_noise = tol.safety * (largest(dmu)[0] + tol.eps * point.force)
+    force_noise = largest(sweep.multiplier_noise)[0] + tol.eps * point.force
+    force_noise = tol.safety * force_noise
 
     inequality = rows.usable & ~rows.equality
     strong = point.active & (point.multipliers > force_noise) & inequality
     tight = inequality & ~(slack > slack_noise)
     weak = inequality & ~strong & tight
     fixed = rows.equality & rows.usable
-    pivots = jnp.where(point.active, jnp.diagonal(root) ** 2, 1)
-    suspicious = jnp.min(pivots, initial=1) < jnp.sqrt(tol.eps)
 
     split = Split(
         multipliers=jnp.where(
@@ -58,34 +59,18 @@ def classify(rows: Rows, coupling, point: Point, factor: Factor, root):
         active=strong | fixed,
         weak=weak,
         shared=jnp.asarray(True),
-        root=root,
+        empty=jnp.asarray(False),
+        rows_inverse=sweep.rows_inverse,
     )
     changed = jnp.any(split.active != point.active)
     split = run_if(
-        jnp.any(weak) | suspicious | changed,
+        jnp.any(weak) | ~sweep.rows_inverse.independent | changed,
         lambda s: _degenerate(rows, coupling, point, factor, tight | strong, s),
         split,
     )
     trust = jnp.where(inequality, jnp.maximum(split.multipliers, slack), jnp.inf)
     margin = jnp.maximum(jnp.min(trust, initial=jnp.inf), 0)
     return split, margin, error
-
-
-def rounding_effect(rows: Rows, point: Point, factor: Factor, root):
-    """What rounding and the remaining residual do to `(y, multipliers)`.
-
-    One solve with the residual plus a rounding error of fixed random signs in each
-    component; the entries of `|H||y|` are bounded through the diagonal of `H`, those
-    of `|A|^T lambda` through the unit rows.
-    """
-    eps = tolerances(point.y.dtype).eps
-    spread = jnp.sqrt(jnp.abs(factor.diagonal))
-    terms = spread * (spread @ jnp.abs(point.y)) + jnp.abs(point.gradient)
-    terms = terms + jnp.sum(jnp.abs(point.multipliers))
-    top = random_signs(terms) * eps * terms + point.stationarity
-    bottom = random_signs(point.length) * eps * point.length + point.violation
-    bottom = jnp.where(point.active, bottom, 0)
-    return kkt_solve(factor, root, point.active, top, bottom)
 
 
 def _degenerate(rows: Rows, coupling, point: Point, factor: Factor, tight, split):
@@ -102,7 +87,7 @@ def _degenerate(rows: Rows, coupling, point: Point, factor: Factor, tight, split
     best = jnp.where(tight, best, 0)
     missing = jnp.linalg.norm(point.gradient + best @ rows.A)
     noise = tol.safety * (missing + tol.eps * point.force) / jnp.sqrt(smallest)
-    noise = noise + tol.rounding * _largest(best) / _LP_WEIGHT
+    noise = noise + tol.rounding * largest(best)[0] / _LP_WEIGHT
     multipliers = jnp.where(dependent, best, split.multipliers)
     multipliers = jnp.where(rows.equality, multipliers, jnp.maximum(multipliers, 0))
     strong = jnp.where(
@@ -113,17 +98,38 @@ def _degenerate(rows: Rows, coupling, point: Point, factor: Factor, tight, split
     active = strong | (rows.equality & rows.usable)
     shared = jnp.asarray(True)
     if coupling is not None:
-        null, _, _ = _row_spaces(rows.A, active)
-        conflict = null @ jnp.where(active[:, None], coupling, 0)
-        scale = _largest(jnp.where(active[:, None], coupling, 0))
-        shared = _largest(conflict) <= jnp.sqrt(tol.eps) * scale
+        kernel, _, least = _row_spaces(rows.A, active)
+        conflict = kernel @ jnp.where(active[:, None], coupling, 0)
+        miss, scale = largest(conflict, jnp.where(active[:, None], coupling, 0))
+        shared = miss <= jnp.sqrt(tol.eps) * scale
+        # Always true: it makes the next factorisation wait for this one.
+        active = active & (least > 0)
     return Split(
         multipliers=multipliers,
         active=active,
         weak=tight & ~active,
         shared=shared,
-        root=schur_root(factor.gram, active, tol.regularise),
+        empty=_conflict(rows, point, tight, null, pseudo),
+        rows_inverse=schur(factor, active),
     )
+
+
+def _conflict(rows: Rows, point: Point, tight, null, pseudo):
+    """Whether tight rows contradict each other by more than rounding (Farkas).
+
+    Far from the origin a small conflict drowns in the length of `y`; the combination of
+    rows that cancels `A` does not see `y`.
+    """
+    tol = tolerances(point.y.dtype)
+    ray = -(null @ jnp.where(tight, rows.rhs, 0))
+    # The null space is known to rounding only; one correction squares that error.
+    ray = ray - pseudo @ jnp.where(tight, rows.A @ (ray @ rows.A), 0)
+    size = jnp.linalg.norm(ray)
+    one_sided = jnp.all(rows.equality | (ray >= -jnp.sqrt(tol.eps) * size))
+    cancels = jnp.linalg.norm(ray @ rows.A) * jnp.linalg.norm(point.y)
+    data = jnp.max(jnp.where(tight, rows.scale, 0), initial=0)
+    gap = -ray @ rows.rhs
+    return one_sided & (gap > tol.safety * (cancels + tol.rounding * size * data))
 
 
 def _row_spaces(A, chosen):
@@ -168,7 +174,3 @@ def _max_min_multipliers(null, shortest, bounded, force, enabled):
     share = jnp.where(bounded & (unit < target), (target - unit) / move, 0)
     share = jnp.clip(jnp.max(share, initial=0), 0, 1)
     return scale * (unit + share * move)
-
-
-def _largest(array):
-    return jnp.max(jnp.abs(array), initial=0)

@@ -4,8 +4,13 @@ With `H = L L^T` the Hessian of `g` in `y` and unit rows `a_i`, put
 
     W_i = L^{-1} a_i / sigma_i,   sigma_i = |L^{-1} a_i|,   G = W W^T  (unit diagonal).
 
-A KKT system with active set `S` is then one product with `L^{-1}`, one solve with
-`G_SS` and one product with `L^{-T}`. Nothing here knows where `g` came from.
+Methods that change `S` row by row work with `G`; a KKT system with one active set is
+products alone, with `H^{-1}`, `A H^{-1}` and the inverse of `A_S H^{-1} A_S^T`, which
+are kept until the Hessian or the set changes. Nothing here knows where `g` came from.
+
+Two LAPACK calls on batches must never be independent of each other: each of them waits
+inside a thread of XLA's pool for the other threads, and with few threads they wait for
+ever. So every factorisation here and in its callers feeds the next.
 """
 
 from collections.abc import Callable
@@ -19,6 +24,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from .._problem import Problem
 from .._tolerances import tolerances
+from .base import run_if
 
 # A truth value known now, or on the device.
 BoolLike = bool | Bool[Array, ""]
@@ -102,11 +108,13 @@ def flatten(problem, x) -> tuple[FlatLower, Float[Array, " n"]]:
 class Factor(eqx.Module):
     """`R = L^{-T}`, and the rows in the metric of the inverse Hessian `R R^T`.
 
-    `R` is kept flat: as a matrix, XLA would store it by columns like the solve that
-    made it, and copy it into rows for every product.
+    Matrices that came out of a solve are kept flat: XLA would store them by columns
+    like the solve does, and copy them into rows for every product.
     """
 
     flat_whitener: Float[Array, " nn"]
+    flat_inverse: Float[Array, " nm"]
+    lift: Float[Array, "k n"]
     diagonal: Float[Array, " n"]
     W: Float[Array, "k n"]
     sigma: Float[Array, " k"]
@@ -122,6 +130,11 @@ class Factor(eqx.Module):
         n = self.diagonal.size
         return self.flat_whitener.reshape(n, n)
 
+    @property
+    def inverse(self) -> Float[Array, "n m"]:
+        """`H^{-1}`, and beside it the transpose of `lift`, which is `A H^{-1}`."""
+        return self.flat_inverse.reshape(self.diagonal.size, -1)
+
 
 def factorise(hessian, rows: Rows) -> Factor:
     """Factor a Hessian; `definite` says whether it was positive definite."""
@@ -135,11 +148,15 @@ def factorise(hessian, rows: Rows) -> Factor:
     root = jnp.where(definite, root, eye)
     whitener = triangular_solve(root, eye, left_side=True, lower=True).T
     W = rows.A @ whitener
+    inverse = whitener @ jnp.concatenate([whitener, W]).T
+    lift = W @ whitener.T
     sigma = jnp.sqrt(jnp.sum(W**2, axis=1))
     sigma = jnp.where(sigma > 0, sigma, 1)
     W = W / sigma[:, None]
     return Factor(
         flat_whitener=whitener.reshape(-1),
+        flat_inverse=inverse.reshape(-1),
+        lift=lift,
         diagonal=jnp.where(definite, diagonal, 1),
         W=W,
         sigma=sigma,
@@ -152,19 +169,14 @@ def blank_factor(k, n, dtype) -> Factor:
     """The factor of the identity, a placeholder until something is factored."""
     return Factor(
         flat_whitener=jnp.eye(n, dtype=dtype).reshape(-1),
+        flat_inverse=jnp.eye(n, n + k, dtype=dtype).reshape(-1),
+        lift=jnp.zeros((k, n), dtype),
         diagonal=jnp.ones(n, dtype),
         W=jnp.zeros((k, n), dtype),
         sigma=jnp.ones(k, dtype),
         gram=jnp.eye(k, dtype=dtype),
         definite=jnp.asarray(True),
     )
-
-
-def describes(factor: Factor, lower: FlatLower, y) -> Bool[Array, ""]:
-    """Whether `factor` belongs to the Hessian at `y`, by one random product."""
-    probe = random_signs(y)
-    back = lower.hessian_product(y, factor.whitener @ probe) @ factor.whitener
-    return jnp.max(jnp.abs(back - probe)) <= tolerances(y.dtype).stale
 
 
 def random_signs(like: Float[Array, " n"]) -> Float[Array, " n"]:
@@ -189,13 +201,63 @@ def root_solve(root, rhs):
     return full[:, 0]
 
 
-def kkt_solve(factor: Factor, root, active, top, bottom):
+class Schur(eqx.Module):
+    """The inverse of `A_S H^{-1} A_S^T` for one active set `S`, zero off `S`.
+
+    `independent` tells whether the rows of `S` are so, as far as a factor can see;
+    where `exact` is false, `inverse` is a pseudo-inverse and solves need refinement.
+    """
+
+    inverse: Float[Array, "k k"]
+    active: Bool[Array, " k"]
+    independent: Bool[Array, ""]
+    exact: Bool[Array, ""]
+
+
+def schur(factor: Factor, active) -> Schur:
+    """Invert the active block of the row Gram matrix."""
+    tol = tolerances(factor.gram.dtype)
+    root = schur_root(factor.gram, active, tol.regularise)
+    pivot = jnp.min(jnp.where(active, jnp.diagonal(root) ** 2, 1), initial=1)
+    half = triangular_solve(
+        root, jnp.diag(active / factor.sigma), left_side=True, lower=True
+    )
+    exact = pivot > tol.dependent
+    # Of dependent rows an explicit inverse would have no correct digit.
+    inverse = run_if(
+        ~exact,
+        lambda _: (
+            _pseudo_inverse(factor.gram, active)
+            / (factor.sigma[:, None] * factor.sigma)
+        ),
+        half.T @ half,
+    )
+    return Schur(inverse, active, pivot > jnp.sqrt(tol.eps), exact)
+
+
+def _pseudo_inverse(gram, active):
+    """The pseudo-inverse of `G_SS`, zero off `S`."""
+    both = active[:, None] & active[None, :]
+    values, vectors = jnp.linalg.eigh(
+        jnp.where(both, gram, 0) + jnp.diag(jnp.where(active, 0.0, 1.0))
+    )
+    zero = values <= active.size * tolerances(gram.dtype).regularise
+    weights = jnp.where(zero, 0, 1 / jnp.where(zero, 1, values))
+    return jnp.where(both, (vectors * weights) @ vectors.T, 0)
+
+
+def blank_schur(k, dtype) -> Schur:
+    """The inverse for no rows at all, a placeholder until some are active."""
+    yes = jnp.asarray(True)
+    return Schur(jnp.zeros((k, k), dtype), jnp.zeros(k, bool), yes, yes)
+
+
+def kkt_solve(factor: Factor, rows_inverse: Schur, top, bottom):
     """`d, mu` with `H d + A_S^T mu = top` and `A_S d = bottom_S`, `mu = 0` off `S`."""
-    u = top @ factor.whitener
-    conflict = factor.W @ u - bottom / factor.sigma
-    mu = root_solve(root, jnp.where(active, conflict, 0))
-    d = factor.whitener @ (u - mu @ factor.W)
-    return d, mu / factor.sigma
+    n = factor.diagonal.size
+    both = top @ factor.inverse
+    mu = (both[n:] - bottom) @ rows_inverse.inverse
+    return both[:n] - mu @ factor.lift, mu
 
 
 def largest(*arrays) -> list[Float[Array, ""]]:
@@ -205,6 +267,11 @@ def largest(*arrays) -> list[Float[Array, ""]]:
     """
     if arrays[0].size == 0:
         return [jnp.zeros((), array.dtype) for array in arrays]
-    if len({array.shape for array in arrays}) == 1:
+    if arrays[0].ndim == 1 and len({array.shape for array in arrays}) == 1:
         return list(jnp.max(jnp.abs(jnp.stack(arrays)), axis=1))
     return [jnp.max(jnp.abs(array)) for array in arrays]
+
+
+def ratio(part, whole):
+    """`part / whole`, and `part` where there is nothing to compare with."""
+    return part / jnp.where(whole > 0, whole, 1)

@@ -66,20 +66,26 @@ def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled: Bool
         bent = hessian + (rows.A * ratio[:, None]).T @ rows.A
         root = jax.scipy.linalg.cho_factor(bent, lower=True)
         E = jnp.where(fixed[:, None], rows.A, 0)
-        schur = E @ jax.scipy.linalg.cho_solve(root, E.T)
-        shift = jnp.where(fixed, tol.regularise * (1 + jnp.max(schur, initial=0)), 1)
-        schur_root = jax.scipy.linalg.cho_factor(schur + jnp.diag(shift), lower=True)
 
-        def direction(product):
+        def wanted(product):
             # slack * dmu + mu * dslack = product - slack * mu,  A dy + ds = -primal
             want = jnp.where(bounded, product / p.slack - p.multipliers, 0)
             want = want + ratio * primal
-            top = -dual - want @ rows.A
-            free = jax.scipy.linalg.cho_solve(root, top)
+            return want, -dual - want @ rows.A
+
+        # Together, because LAPACK calls must follow each other (see dense.py).
+        want, top = wanted(jnp.zeros_like(p.slack))
+        solved = jax.scipy.linalg.cho_solve(root, jnp.column_stack([E.T, top]))
+        lifted, free = solved[:, :-1], solved[:, -1]
+        schur = E @ lifted
+        shift = jnp.where(fixed, tol.regularise * (1 + jnp.max(schur, initial=0)), 1)
+        schur_root = jax.scipy.linalg.cho_factor(schur + jnp.diag(shift), lower=True)
+
+        def direction(want, free):
             nu = jax.scipy.linalg.cho_solve(
                 schur_root, jnp.where(fixed, E @ free + primal, 0)
             )
-            dy = free - jax.scipy.linalg.cho_solve(root, nu @ E)
+            dy = free - lifted @ nu
             ds = jnp.where(bounded, -primal - rows.A @ dy, 0)
             dmu = jnp.where(
                 fixed, nu, jnp.where(bounded, want + ratio * (rows.A @ dy), 0)
@@ -93,12 +99,13 @@ def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled: Bool
             )
             return jnp.minimum(1, 0.995 * jnp.min(limit, initial=jnp.inf))
 
-        _, ds, dmu = direction(jnp.zeros_like(p.slack))
+        _, ds, dmu = direction(want, free)
         ahead = longest(ds, dmu)
         left = (p.slack + ahead * ds) * (p.multipliers + ahead * dmu)
         centre = (jnp.sum(jnp.where(bounded, left, 0)) / count / gap) ** 3 * gap
         centre = jnp.where(jnp.any(bounded), centre, 0)
-        dy, ds, dmu = direction(centre - ds * dmu)
+        want, top = wanted(centre - ds * dmu)
+        dy, ds, dmu = direction(want, jax.scipy.linalg.cho_solve(root, top))
 
         # A curved `g` can make the full step worse; halve until residuals shrink.
         def move(step):

@@ -18,9 +18,12 @@ from .dense import (
     Factor,
     FlatLower,
     Rows,
+    Schur,
     kkt_solve,
     largest,
-    schur_root,
+    random_signs,
+    ratio,
+    schur,
 )
 
 
@@ -58,26 +61,32 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     excess = jnp.where(rows.equality | (multipliers > 0), jnp.abs(violation), violation)
     negative = jnp.where(rows.equality, 0, -multipliers)
     # One reduction over rows: both kinds of trouble in units of their own scale.
-    trouble = jnp.maximum(_ratio(excess, length), _ratio(negative, force))
-    kkt = jnp.maximum(_ratio(rest, force), jnp.max(trouble, initial=0))
+    trouble = jnp.maximum(ratio(excess, length), ratio(negative, force))
+    kkt = jnp.maximum(ratio(rest, force), jnp.max(trouble, initial=0))
     return Point(
         y, multipliers, active, gradient, stationarity, violation, force, length, kkt
     )
 
 
 class Sweep(eqx.Module):
-    """State of the Newton iteration; `root` factors the rows active in `point`."""
+    """State of the Newton iteration; `rows_inverse` belongs to the rows in `point`.
+
+    `y_noise` and `multiplier_noise` are what rounding and the remaining residual do to
+    the point.
+    """
 
     point: Point
     next_active: Bool[Array, " k"]
-    root: Float[Array, "k k"]
+    rows_inverse: Schur
+    y_noise: Float[Array, " n"]
+    multiplier_noise: Float[Array, " k"]
     stale: Bool[Array, ""]
     done: Bool[Array, ""]
     passes: Int[Array, ""]
 
 
-def begin(lower: FlatLower, rows: Rows, y, multipliers, active) -> Sweep:
-    """The state before the first pass."""
+def begin(lower: FlatLower, rows: Rows, rows_inverse, y, multipliers, active) -> Sweep:
+    """The state before the first pass; `rows_inverse` may be of any active set."""
     multipliers = jnp.where(active, multipliers, 0)
     # Only what a pass reads; the rest is not worth an evaluation.
     gradient = lower.gradient(y)
@@ -95,7 +104,9 @@ def begin(lower: FlatLower, rows: Rows, y, multipliers, active) -> Sweep:
     return Sweep(
         point=point,
         next_active=active,
-        root=jnp.eye(rows.rhs.size, dtype=y.dtype),
+        rows_inverse=rows_inverse,
+        y_noise=jnp.zeros_like(y),
+        multiplier_noise=jnp.zeros_like(multipliers),
         stale=jnp.asarray(False),
         done=jnp.asarray(False),
         passes=jnp.asarray(0),
@@ -106,32 +117,69 @@ def newton_pass(
     lower: FlatLower, rows: Rows, factor: Factor, s: Sweep, hold: BoolLike = False
 ) -> Sweep:
     """One step on the rows `s.next_active`; with `hold` they stay the active set."""
+    return pass_on(lower, rows, factor, schur(factor, s.next_active), s, hold)
+
+
+def pass_on(
+    lower: FlatLower,
+    rows: Rows,
+    factor: Factor,
+    rows_inverse: Schur,
+    s: Sweep,
+    hold: BoolLike = False,
+) -> Sweep:
+    """One step on the rows of `rows_inverse`, and a probing solve at its end."""
     tol = tolerances(s.point.y.dtype)
-    old, active = s.point, s.next_active
+    old, active = s.point, rows_inverse.active
     multipliers = jnp.where(active, old.multipliers, 0)
     dropped = old.multipliers - multipliers
     stationarity = old.stationarity - dropped @ rows.A
-    root = schur_root(factor.gram, active, tol.regularise)
-    d, mu = kkt_solve(factor, root, active, -stationarity, -old.violation)
+    d, mu = kkt_solve(factor, rows_inverse, -stationarity, -old.violation)
     new = measure(lower, rows, old.y + d, multipliers + mu, active, factor.stiffness)
     next_active = jnp.where(hold, active, _next_active(rows, new, tol.rounding))
-    # Progress is judged in the metric of the inverse Hessian, or soft directions of an
+
+    # Where the point would go next, and where rounding could take it.
+    gap = jnp.where(active, new.violation, 0)
+    move, shift = kkt_solve(factor, rows_inverse, new.stationarity, gap)
+    top, bottom = rounding(factor, new)
+    y_noise, multiplier_noise = kkt_solve(factor, rows_inverse, top, bottom)
+    # Progress is judged by steps and not by residuals, or soft directions of an
     # ill-conditioned `g` would hide behind the stiff ones.
-    before = jnp.linalg.norm(stationarity @ factor.whitener)
-    after = jnp.linalg.norm(new.stationarity @ factor.whitener)
-    exact = (new.kkt <= tol.rounding) & (after <= tol.accept * before)
-    gap, gap_after = largest(
-        jnp.where(active, old.violation, 0) / factor.sigma,
-        jnp.where(active, new.violation, 0) / factor.sigma,
-    )
+    stiff = jnp.sqrt(jnp.abs(factor.diagonal))
+    before, after, noise = largest(stiff * d, stiff * move, stiff * y_noise)
+    settled = after <= jnp.maximum(tol.accept * before, noise)
+    exact = (new.kkt <= tol.rounding) & settled
+    # A point that did not move proves nothing about the Hessian, but the probe does.
+    push = lower.hessian_product(new.y, y_noise) + multiplier_noise @ rows.A
+    wrong, size = largest(push - top, top)
+    describes = wrong <= tol.stale * size
     return Sweep(
         point=new,
         next_active=next_active,
-        root=root,
-        stale=~exact & ~(after + gap_after <= tol.stale * (before + gap)),
-        done=exact | ~jnp.isfinite(new.kkt),
+        rows_inverse=rows_inverse,
+        y_noise=y_noise + move,
+        multiplier_noise=multiplier_noise + shift,
+        stale=~describes | (~exact & ~(after <= tol.stale * before)),
+        done=(exact & describes) | ~jnp.isfinite(new.kkt),
         passes=s.passes + 1,
     )
+
+
+def rounding(factor: Factor, point: Point):
+    """A rounding error of fixed random signs in each component of the KKT system.
+
+    The entries of `|H||y|` are bounded through the diagonal of `H`, those of
+    `|A|^T lambda` through the unit rows.
+    """
+    eps = tolerances(point.y.dtype).eps
+    spread = jnp.sqrt(jnp.abs(factor.diagonal))
+    terms = spread * (spread @ jnp.abs(point.y)) + jnp.abs(point.gradient)
+    # The last term keeps the probe alive where everything is zero.
+    tiny = jnp.finfo(terms.dtype).tiny ** 0.5
+    terms = terms + jnp.sum(jnp.abs(point.multipliers)) + tiny
+    top = random_signs(terms) * eps * terms
+    bottom = random_signs(point.length) * eps * point.length
+    return top, jnp.where(point.active, bottom, 0)
 
 
 def without_decline(old: Sweep, new: Sweep) -> Sweep:
@@ -152,7 +200,3 @@ def _next_active(rows: Rows, point: Point, rounding) -> Bool[Array, " k"]:
     stays = point.active & (point.multipliers > -rounding * point.force)
     enters = ~point.active & (point.violation > rounding * point.length)
     return rows.usable & (rows.equality | stays | enters)
-
-
-def _ratio(part, whole):
-    return part / jnp.where(whole > 0, whole, 1)

@@ -1,0 +1,52 @@
+"""A file that defines `problem` and `x0`; its errors are told in its own lines."""
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+from .._problem import AbstractProblem
+
+
+class FileError(Exception):
+    """Something is wrong with the file; the text is for its author."""
+
+
+def load(path: str) -> dict[str, Any]:
+    """The names that the file defines, `problem` and `x0` among them."""
+    file = Path(path)
+    if not file.exists():
+        raise FileError(f"{path}: there is no such file.")
+    source = file.read_text()
+    names: dict[str, Any] = {"__name__": "__bilevax__", "__file__": str(file)}
+    try:
+        exec(compile(source, str(file), "exec"), names)
+    except SyntaxError as error:
+        raise FileError(
+            f"{path}, line {error.lineno}: {error.text or ''}".rstrip()
+            + f"\nSyntaxError: {error.msg}"
+        ) from None
+    except Exception as error:
+        raise FileError(in_user_lines(error, file)) from error
+    for name in ("problem", "x0"):
+        if name not in names:
+            found = ", ".join(n for n in names if not n.startswith("__"))
+            raise FileError(
+                f"{path} must define `{name}`; it defines {found or 'nothing'}."
+            )
+    if not isinstance(names["problem"], AbstractProblem):
+        raise FileError(
+            f"{path}: `problem` must be a bilevax Problem or StochasticProblem; it is "
+            f"{type(names['problem']).__name__}."
+        )
+    return names
+
+
+def in_user_lines(error: BaseException, file: Path | str) -> str:
+    """The error with those frames of its traceback that lie in the user's file."""
+    name = str(file)
+    lines = [
+        f"{name}, line {frame.lineno}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == name
+    ]
+    return "\n".join([*lines, f"{type(error).__name__}: {error}"])

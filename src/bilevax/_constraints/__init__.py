@@ -1,0 +1,14 @@
+"""Lower-level constraint sets: polyhedra that move with `x`, boxes, simplices.
+
+All of them are `{y : A y + B x <= b, A_eq y + B_eq x = b_eq}`; inequality rows come
+first wherever rows are listed, equality rows last.
+"""
+
+from .base import (
+    AbstractConstraints as AbstractConstraints,
+    as_float as as_float,
+    check_not_empty as check_not_empty,
+)
+from .box import Box as Box
+from .polyhedron import Polyhedron as Polyhedron
+from .simplex import Simplex as Simplex

@@ -1,0 +1,108 @@
+"""What every constraint set offers, and the checks that they share."""
+
+import abc
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+
+class AbstractConstraints(eqx.Module):
+    """A set for `y`, affine in `(x, y)`."""
+
+    @property
+    @abc.abstractmethod
+    def num_inequalities(self) -> int:
+        """Inequality rows; multipliers list them first."""
+
+    @property
+    @abc.abstractmethod
+    def num_equalities(self) -> int:
+        """Equality rows; multipliers list them last."""
+
+    @abc.abstractmethod
+    def start(self) -> PyTree[Array] | None:
+        """A point that fixes structure, shape and dtype of `y`, or None."""
+
+    @abc.abstractmethod
+    def matrix(self, size: int, dtype) -> Float[Array, "k n"]:
+        """All rows as a dense matrix, for the solvers that factor."""
+
+    @abc.abstractmethod
+    def push(self, d: Float[Array, " n"]) -> Float[Array, " k"]:
+        """`A d` for a flat `d`, without forming `A` where it has structure."""
+
+    @abc.abstractmethod
+    def pull(self, mu: Float[Array, " k"]) -> Float[Array, " n"]:
+        """`A^T mu`."""
+
+    @abc.abstractmethod
+    def rhs(self, x: PyTree[Array]) -> Float[Array, " k"]:
+        """`b - B x`, inequality rows first."""
+
+    @abc.abstractmethod
+    def rhs_scale(self, x: PyTree[Array]) -> Float[Array, " k"]:
+        """`|b| + |B| |x|`, what the rounding of `rhs` is relative to."""
+
+    @abc.abstractmethod
+    def coupling(self, x: PyTree[Array], mu: Float[Array, " k"]) -> Float[Array, ""]:
+        """`<mu, B x>`; its gradient in `x` is `B^T mu`."""
+
+    @abc.abstractmethod
+    def coupling_matrix(self, size: int, dtype) -> Float[Array, "k m"] | None:
+        """`B` over the raveled `x`, or None where the set does not move."""
+
+    @abc.abstractmethod
+    def check_x(self, x: PyTree[Array]) -> None:
+        """Raise a `ValueError` if `x` does not fit the coupling."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_inequalities + self.num_equalities
+
+
+class AbstractFixedSet(AbstractConstraints):
+    """A set that does not move with `x`, and that one can project onto."""
+
+    @abc.abstractmethod
+    def project(self, y: Float[Array, " n"]) -> Float[Array, " n"]:
+        """The nearest point of the set, for a flat `y`."""
+
+    def rhs_scale(self, x):
+        return jnp.abs(self.rhs(x))
+
+    def coupling(self, x, mu):
+        return jnp.zeros((), mu.dtype)
+
+    def coupling_matrix(self, size, dtype):
+        return None
+
+    def check_x(self, x):
+        pass
+
+
+def as_float(value, name: str, ndim: int | None = None) -> Array:
+    """`value` as a floating array of `ndim` axes, or a `ValueError` that names it."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`{name}` must be an array of numbers; {error}") from None
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        if jnp.issubdtype(array.dtype, jnp.complexfloating):
+            raise ValueError(f"`{name}` must be real; got dtype {array.dtype}.")
+        array = array.astype(jnp.result_type(float))
+    if ndim is not None and array.ndim != ndim:
+        kind = {1: "a vector", 2: "a matrix"}[ndim]
+        raise ValueError(f"`{name}` must be {kind}; got an array of {array.shape}.")
+    return array
+
+
+def check_not_empty(tree, name: str) -> None:
+    """Raise a `ValueError` if the arrays of `tree` have no entry between them."""
+    if not any(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree)):
+        raise ValueError(
+            f"`{name}` must hold at least one number; got "
+            f"{jax.tree.map(jnp.shape, tree)}. None counts as no array at all."
+        )

@@ -1,0 +1,99 @@
+"""Boxes over any pytree."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from .base import AbstractFixedSet, as_float, check_not_empty
+
+
+class Box(AbstractFixedSet):
+    """The box `{y : lower <= y <= upper}`, elementwise over any pytree.
+
+    Bounds may be infinite; a scalar broadcasts over the other bound. Multipliers list
+    all lower bounds, then all upper bounds.
+    """
+
+    lower: PyTree[Array]
+    upper: PyTree[Array]
+
+    def __init__(self, lower, upper):
+        lower = jax.tree.map(lambda leaf: as_float(leaf, "lower"), lower)
+        upper = jax.tree.map(lambda leaf: as_float(leaf, "upper"), upper)
+        check_not_empty(lower, "lower")
+        check_not_empty(upper, "upper")
+        self.lower, self.upper = _broadcast_bounds(lower, upper)
+
+    @property
+    def num_inequalities(self):
+        return 2 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.lower))
+
+    @property
+    def num_equalities(self):
+        return 0
+
+    def start(self):
+        return jax.tree.map(
+            lambda low, high: jnp.clip(jnp.zeros_like(low), low, high),
+            self.lower,
+            self.upper,
+        )
+
+    def matrix(self, size, dtype):
+        eye = jnp.eye(size, dtype=dtype)
+        return jnp.concatenate([-eye, eye])
+
+    def push(self, d):
+        return jnp.concatenate([-d, d])
+
+    def pull(self, mu):
+        low, high = jnp.split(mu, 2)
+        return high - low
+
+    def rhs(self, x):
+        return jnp.concatenate([-self.flat_lower(), self.flat_upper()])
+
+    def flat_lower(self):
+        return ravel_pytree(self.lower)[0]
+
+    def flat_upper(self):
+        return ravel_pytree(self.upper)[0]
+
+    def project(self, y):
+        return jnp.clip(y, self.flat_lower(), self.flat_upper())
+
+
+def _broadcast_bounds(lower, upper):
+    """Bounds of one structure and shape; a scalar takes those of the other."""
+    tree = jax.tree.structure(lower)
+    if tree == jax.tree.structure(upper):
+        pairs = map(_broadcast_pair, jax.tree.leaves(lower), jax.tree.leaves(upper))
+        lower, upper = zip(*pairs, strict=True)
+        return tree.unflatten(lower), tree.unflatten(upper)
+    # A scalar in a container has a structure of its own and broadcasts over nothing.
+    if eqx.is_array(lower) and lower.ndim == 0:
+        return jax.tree.map(lambda high: jnp.full_like(high, lower), upper), upper
+    if eqx.is_array(upper) and upper.ndim == 0:
+        return lower, jax.tree.map(lambda low: jnp.full_like(low, upper), lower)
+    raise ValueError(
+        "`lower` and `upper` must have the same tree structure; got "
+        f"{jax.tree.structure(lower)} and {jax.tree.structure(upper)}. A bare scalar "
+        "fits any structure."
+    )
+
+
+def _broadcast_pair(low, high):
+    if low.ndim == 0:
+        return jnp.broadcast_to(low, high.shape), high
+    if high.ndim == 0:
+        return low, jnp.broadcast_to(high, low.shape)
+    if low.shape != high.shape:
+        raise ValueError(
+            "`lower` and `upper` must agree in shape; got "
+            f"{low.shape} and {high.shape}."
+        )
+    return low, high

@@ -1,0 +1,147 @@
+"""Polyhedra that move with `x`."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from .base import AbstractConstraints, as_float
+
+
+class Polyhedron(AbstractConstraints):
+    """The coupled polyhedron `{y : A y + B x <= b, A_eq y + B_eq x = b_eq}`.
+
+    `y` and `x` are raveled in JAX order. Every part is optional: no `B` means that the
+    set does not move with `x`; no `A` (or no `A_eq`) that there are no such rows. Zero
+    rows and infinite entries of `b` are allowed.
+    """
+
+    A: Float[Array, "k n"] | None
+    B: Float[Array, "k m"] | None
+    b: Float[Array, " k"] | None
+    A_eq: Float[Array, "l n"] | None
+    B_eq: Float[Array, "l m"] | None
+    b_eq: Float[Array, " l"] | None
+
+    def __init__(self, A=None, B=None, b=None, A_eq=None, B_eq=None, b_eq=None):
+        self.A, self.B, self.b = _checked_rows(A, B, b, "")
+        self.A_eq, self.B_eq, self.b_eq = _checked_rows(A_eq, B_eq, b_eq, "_eq")
+        if self.A is not None and self.A_eq is not None:
+            if self.A.shape[1] != self.A_eq.shape[1]:
+                raise ValueError(
+                    "`A` and `A_eq` must have one column per entry of `y`; got "
+                    f"{self.A.shape[1]} and {self.A_eq.shape[1]} columns."
+                )
+        if self.B is not None and self.B_eq is not None:
+            if self.B.shape[1] != self.B_eq.shape[1]:
+                raise ValueError(
+                    "`B` and `B_eq` must have one column per entry of `x`; got "
+                    f"{self.B.shape[1]} and {self.B_eq.shape[1]} columns."
+                )
+
+    @property
+    def num_inequalities(self):
+        return 0 if self.A is None else self.A.shape[0]
+
+    @property
+    def num_equalities(self):
+        return 0 if self.A_eq is None else self.A_eq.shape[0]
+
+    def start(self):
+        for part in (self.A, self.A_eq):
+            if part is not None:
+                return jnp.zeros(part.shape[1], self._dtype())
+        return None
+
+    def _dtype(self):
+        return jnp.result_type(*(leaf for leaf in jax.tree.leaves(self)))
+
+    def matrix(self, size, dtype):
+        parts = [jnp.asarray(p, dtype) for p in (self.A, self.A_eq) if p is not None]
+        return jnp.concatenate(parts) if parts else jnp.zeros((0, size), dtype)
+
+    def push(self, d):
+        parts = [part @ d for part in (self.A, self.A_eq) if part is not None]
+        return jnp.concatenate(parts) if parts else jnp.zeros(0, d.dtype)
+
+    def pull(self, mu):
+        return mu @ self.matrix(0, mu.dtype) if mu.size else jnp.zeros((), mu.dtype)
+
+    def rhs(self, x):
+        parts = []
+        for b, B in ((self.b, self.B), (self.b_eq, self.B_eq)):
+            if b is not None:
+                parts.append(b if B is None else b - B @ _ravel(x, B.dtype))
+        return jnp.concatenate(parts) if parts else jnp.zeros(0)
+
+    def rhs_scale(self, x):
+        parts = []
+        for b, B in ((self.b, self.B), (self.b_eq, self.B_eq)):
+            if b is not None:
+                size = jnp.abs(b)
+                if B is not None:
+                    size = size + jnp.abs(B) @ jnp.abs(_ravel(x, B.dtype))
+                parts.append(size)
+        return jnp.concatenate(parts) if parts else jnp.zeros(0)
+
+    def coupling(self, x, mu):
+        total = jnp.zeros((), mu.dtype)
+        split = self.num_inequalities
+        for part, B in ((mu[:split], self.B), (mu[split:], self.B_eq)):
+            if B is not None:
+                total = total + part @ (B @ _ravel(x, B.dtype)).astype(mu.dtype)
+        return total
+
+    def coupling_matrix(self, size, dtype):
+        if self.B is None and self.B_eq is None:
+            return None
+        parts = [
+            jnp.zeros((rows, size), dtype) if B is None else jnp.asarray(B, dtype)
+            for B, rows in (
+                (self.B, self.num_inequalities),
+                (self.B_eq, self.num_equalities),
+            )
+        ]
+        return jnp.concatenate(parts)
+
+    def check_x(self, x):
+        size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(x))
+        for name, B in (("B", self.B), ("B_eq", self.B_eq)):
+            if B is not None and B.shape[1] != size:
+                raise ValueError(
+                    f"`{name}` must have one column per entry of `x`; expected "
+                    f"{size} columns, got {B.shape[1]}."
+                )
+
+
+def _checked_rows(A, B, b, suffix: str):
+    A = None if A is None else as_float(A, f"A{suffix}", 2)
+    B = None if B is None else as_float(B, f"B{suffix}", 2)
+    b = None if b is None else as_float(b, f"b{suffix}", 1)
+    if A is None and (B is not None or b is not None):
+        raise ValueError(
+            f"`B{suffix}` and `b{suffix}` need `A{suffix}`; for rows that involve `x` "
+            "alone use `domain`."
+        )
+    if A is None:
+        return None, None, None
+    if A.shape[1] == 0:
+        raise ValueError(
+            f"`A{suffix}` must have one column per entry of `y`; got none, in an array "
+            f"of {A.shape}. For rows that involve `x` alone use `domain`."
+        )
+    if b is None:
+        raise ValueError(f"`A{suffix}` needs `b{suffix}`, one entry per row.")
+    rows = {f"A{suffix}": A, f"B{suffix}": B, f"b{suffix}": b}
+    counts = {name: part.shape[0] for name, part in rows.items() if part is not None}
+    if len(set(counts.values())) > 1:
+        names = " and ".join(f"`{name}`" for name in counts)
+        got = ", ".join(map(str, counts.values()))
+        raise ValueError(f"{names} must agree on the number of rows; got {got}.")
+    return A, B, b
+
+
+def _ravel(x, dtype) -> Array:
+    return ravel_pytree(x)[0].astype(dtype)

@@ -1,0 +1,90 @@
+"""Products of scaled simplices."""
+
+import math
+import operator
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Float
+
+from .base import AbstractFixedSet, as_float
+
+
+class Simplex(AbstractFixedSet):
+    """Scaled simplices `{y >= 0, sum(y, axis=-1) = total}` along the last axis.
+
+    `shape` is the shape of `y` (an integer for one simplex) and `total` a number or an
+    array of `shape[:-1]`. Multipliers list the bounds `y >= 0`, then one equality per
+    simplex.
+    """
+
+    total: Float[Array, "..."]
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    def __init__(self, shape: int | tuple[int, ...], total: ArrayLike = 1.0):
+        shape = _checked_shape(shape)
+        total = as_float(total, "total")
+        try:
+            self.total = jnp.broadcast_to(total, shape[:-1])
+        except ValueError:
+            raise ValueError(
+                f"`total` must have shape {shape[:-1]}, one per simplex; got "
+                f"{total.shape}."
+            ) from None
+        self.shape = shape
+
+    @property
+    def num_inequalities(self):
+        return math.prod(self.shape)
+
+    @property
+    def num_equalities(self):
+        return math.prod(self.shape[:-1])
+
+    def start(self):
+        return jnp.broadcast_to(self.total[..., None] / self.shape[-1], self.shape)
+
+    def matrix(self, size, dtype):
+        sums = jnp.repeat(
+            jnp.eye(self.num_equalities, dtype=dtype), self.shape[-1], axis=1
+        )
+        return jnp.concatenate([-jnp.eye(size, dtype=dtype), sums])
+
+    def push(self, d):
+        return jnp.concatenate([-d, jnp.sum(d.reshape(self.shape), -1).reshape(-1)])
+
+    def pull(self, mu):
+        low, sums = mu[: self.num_inequalities], mu[self.num_inequalities :]
+        return jnp.repeat(sums, self.shape[-1]) - low
+
+    def project(self, y):
+        rows = y.reshape(-1, self.shape[-1])
+        total = self.total.reshape(-1).astype(y.dtype)
+        return jax.vmap(_onto_simplex)(rows, total).reshape(-1)
+
+    def rhs(self, x):
+        zeros = jnp.zeros(self.num_inequalities, self.total.dtype)
+        return jnp.concatenate([zeros, self.total.reshape(-1)])
+
+
+def _checked_shape(shape) -> tuple[int, ...]:
+    try:
+        sizes = tuple(map(operator.index, shape if np.ndim(shape) else (shape,)))
+    except (TypeError, ValueError):
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ValueError(
+            "`shape` must be a positive integer or a tuple of them, the shape of `y`; "
+            f"got {shape!r}."
+        )
+    return sizes
+
+
+def _onto_simplex(y, total):
+    """Sort and shift; optax's projection takes a static total, ours may be traced."""
+    high_first = jnp.sort(y)[::-1]
+    shift = (jnp.cumsum(high_first) - total) / (1 + jnp.arange(y.size))
+    count = jnp.maximum(jnp.sum(high_first > shift), 1)
+    return jnp.maximum(y - shift[count - 1], 0)

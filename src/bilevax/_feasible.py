@@ -1,0 +1,135 @@
+"""The set of `x` a method may visit: the domain, and where the lower level has a point.
+
+The second part is a polyhedron too, the shadow of `{(x, y) : A y + B x <= b}`, so the
+nearest allowed `x` is one convex quadratic program in `(x, y)`.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from ._adjoint import DenseAdjoint, kkt_system
+from ._constraints import Box, Polyhedron
+from ._lower.active_set import ActiveSet
+from ._lower.base import LowerSolution
+from ._problem import Problem
+from ._tolerances import tolerances
+
+# Weight of `y` in the joint program: enough for strong convexity, too little to matter
+# after the proximal steps below.
+_LOWER_WEIGHT = 1e-6
+_PROXIMAL_STEPS = 4
+
+
+class Nearest(eqx.Module):
+    """The nearest allowed point, with what its derivative needs."""
+
+    x: Float[Array, " d"]
+    problem: Problem
+    solution: LowerSolution
+
+    def pull_back(self, v: Float[Array, " d"]) -> Float[Array, " d"]:
+        """`J^T v` with `J` the derivative of the projection (symmetric)."""
+        u = ravel_pytree(self.solution.y)[0]
+        system = kkt_system(self.problem, self.x, u, self.solution.active)
+        top = jnp.zeros_like(u).at[: v.size].set(v)
+        bottom = jnp.zeros_like(self.solution.multipliers)
+        return DenseAdjoint().solve(system, self.solution, top, bottom)[0][: v.size]
+
+
+def moves(problem: Problem) -> bool:
+    """Whether the rows of the lower level move with `x`, so that it can be empty."""
+    constraints = problem.constraints
+    return isinstance(constraints, Polyhedron) and (
+        constraints.B is not None or constraints.B_eq is not None
+    )
+
+
+def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
+    """The nearest point of the domain."""
+    domain = problem.domain
+    if domain is None:
+        return x
+    if isinstance(domain, Box):
+        return jax.tree.map(jnp.clip, x, domain.lower, domain.upper)
+    flat, unravel = ravel_pytree(x)
+    return unravel(nearest(problem, flat, coupled=False).x)
+
+
+def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
+    """The nearest point of the domain at which the lower level has a point."""
+    flat, unravel = ravel_pytree(x)
+    return unravel(nearest(problem, flat, coupled=True).x)
+
+
+def nearest(problem: Problem, x: Float[Array, " d"], *, coupled: bool) -> Nearest:
+    """Solve the joint program; without `coupled`, for the domain alone."""
+    rows = _rows(problem, x.size, x.dtype, coupled)
+    n = rows[0].shape[1] - x.size
+    y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n]
+
+    def proximal(y, _):
+        solution = ActiveSet()(_joint(rows, x, y), x)
+        return jnp.where(solution.success, solution.y[x.size :], y), solution
+
+    # One site of the solver in the program, however many steps.
+    y, solutions = jax.lax.scan(proximal, y, None, length=_PROXIMAL_STEPS if n else 1)
+    solution = jax.tree.map(lambda leaf: leaf[-1], solutions)
+    return Nearest(solution.y[: x.size], _joint(rows, x, y), solution)
+
+
+def _joint(rows, x, y) -> Problem:
+    return Problem(
+        _no_upper,
+        _Distance(y),
+        Polyhedron(A=rows[0], b=rows[1], A_eq=rows[2], b_eq=rows[3]),
+        y0=jnp.concatenate([x, y]),
+    )
+
+
+class _Distance(eqx.Module):
+    """`|z - x|^2 / 2`, and a little weight on the distance of `y` to `near`."""
+
+    near: Float[Array, " n"]
+
+    def __call__(self, x, u):
+        z, y = u[: x.size], u[x.size :]
+        distance = 0.5 * jnp.sum((z - x) ** 2)
+        return distance + 0.5 * _LOWER_WEIGHT * jnp.sum((y - self.near) ** 2)
+
+
+def _no_upper(x, u):
+    return jnp.zeros((), u.dtype)
+
+
+def _rows(problem: Problem, d: int, dtype, coupled: bool):
+    """All rows on `(x, y)`: `A, b, A_eq, b_eq`."""
+    n = ravel_pytree(problem.y0)[0].size if coupled else 0
+    less, equal = [], []
+    if coupled:
+        constraints, k = problem.constraints, problem.constraints.num_inequalities
+        A = constraints.matrix(n, dtype)
+        B = constraints.coupling_matrix(d, dtype)
+        both = jnp.concatenate([jnp.zeros((A.shape[0], d)) if B is None else B, A], 1)
+        # A little inside, or rounding would leave the lower level empty after all.
+        rhs = constraints.rhs(jnp.zeros(d, dtype))
+        scale = jnp.abs(rhs) + jnp.linalg.norm(both, axis=1)
+        rhs = rhs.at[:k].add(-tolerances(dtype).accept * scale[:k])
+        less.append((both[:k], rhs[:k]))
+        equal.append((both[k:], rhs[k:]))
+    domain = problem.domain
+    if domain is not None:
+        k = domain.num_inequalities
+        A = domain.matrix(d, dtype)
+        A = jnp.concatenate([A, jnp.zeros((A.shape[0], n), dtype)], axis=1)
+        rhs = domain.rhs(jnp.zeros(d, dtype)).astype(dtype)
+        less.append((A[:k], rhs[:k]))
+        equal.append((A[k:], rhs[k:]))
+    width = d + n
+    join = lambda parts: (
+        jnp.concatenate([A for A, _ in parts] or [jnp.zeros((0, width), dtype)]),
+        jnp.concatenate([b for _, b in parts] or [jnp.zeros(0, dtype)]),
+    )
+    return (*join(less), *join(equal))

@@ -1,0 +1,81 @@
+"""What a run leaves behind: one row per step, one per look at the true `F`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._methods.base import Record
+
+
+@dataclass
+class History:
+    """Numbers of a run, as NumPy arrays.
+
+    - `steps`: the fields of `Record`, one entry per step.
+    - `evaluated_at`, `value`, `seconds`: after how many steps the unperturbed `F` was
+      evaluated, what it was, and the seconds spent until then, compilation included.
+    """
+
+    steps: dict[str, np.ndarray] = field(default_factory=dict)
+    evaluated_at: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    value: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    seconds: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.steps[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.steps.values()), ()))
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Work of the whole run."""
+        names = ("oracle_calls", "lower_passes", "factorisations", "safeguard")
+        return {name: int(self.steps[name].sum()) for name in names if len(self)}
+
+    def extended(self, records: Record, count: int) -> "History":
+        """With the first `count` rows of a buffer of records."""
+        new = {
+            name: np.asarray(column)[:count] for name, column in vars(records).items()
+        }
+        steps = {
+            name: np.concatenate([self.steps.get(name, column[:0]), column])
+            for name, column in new.items()
+        }
+        return History(steps, self.evaluated_at, self.value, self.seconds)
+
+    def evaluated(self, step: int, value: Any, seconds: float) -> "History":
+        """With one more look at `F`."""
+        return History(
+            self.steps,
+            np.append(self.evaluated_at, step),
+            np.append(self.value, float(value)),
+            np.append(self.seconds, seconds),
+        )
+
+
+def to_arrays(history: History) -> dict[str, np.ndarray]:
+    """All columns under one name each, for a checkpoint."""
+    columns = {f"step_{name}": column for name, column in history.steps.items()}
+    rest = {"evaluated_at", "value", "seconds"}
+    return columns | {f"history_{name}": getattr(history, name) for name in rest}
+
+
+def from_arrays(arrays: dict[str, np.ndarray]) -> History:
+    """The inverse of `to_arrays`."""
+    steps = {
+        name.removeprefix("step_"): column
+        for name, column in arrays.items()
+        if name.startswith("step_")
+    }
+    rest = {name: arrays[f"history_{name}"] for name in ("evaluated_at", "value")}
+    return History(steps, **rest, seconds=arrays["history_seconds"])
+
+
+def blank_records(shapes: Record, length: int):
+    """A buffer for `length` records."""
+    return jax.tree.map(
+        lambda leaf: jax.numpy.zeros((length, *leaf.shape), leaf.dtype), shapes
+    )

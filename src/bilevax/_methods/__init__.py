@@ -1,0 +1,1 @@
+"""Methods that move `x`: one file each, one contract."""

@@ -1,0 +1,1 @@
+"""Experiments of the paper: rows first, figures from rows."""

@@ -1,0 +1,183 @@
+"""The driver: domains, empty lower levels, polish, early stopping, several starts."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax._feasible import nearest, onto_domain
+
+from . import zoo
+from .test_ds_blo import kink
+
+
+class Pull(eqx.Module):
+    """`|x - target|^2 + |y|^2 / 2`."""
+
+    target: jax.Array
+
+    def __call__(self, x, y):
+        return jnp.sum((x - self.target) ** 2) + 0.5 * jnp.sum(y**2)
+
+
+def tracking(target, domain):
+    """`y*(x) = min(x, 0)`; without a domain the optimum has a closed form."""
+    return bx.Problem(
+        Pull(jnp.asarray(target, float)),
+        zoo.Clipped(),
+        bx.Polyhedron(A=np.eye(2), b=np.zeros(2)),
+        domain=domain,
+    )
+
+
+BOX = bx.Box(np.array([-1.0, -2.0]), np.array([0.5, 2.0]))
+TRIANGLE = bx.Polyhedron(
+    A=np.array([[-1.0, 0.0], [0.0, -1.0], [1.0, 1.0]]), b=np.array([0.0, 0.0, 1.0])
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "best"),
+    [((3.0, 1.0), (0.5, 1.0)), ((-0.6, -9.0), (-0.4, -2.0)), ((0.1, 0.2), (0.1, 0.2))],
+)
+def test_a_box_holds_x(target, best):
+    s = bx.solve(tracking(target, BOX), bx.DSBLO(), np.zeros(2), key=jr.key(0))
+    np.testing.assert_allclose(s.x, best, atol=1e-6)
+    np.testing.assert_allclose(s.stochastic[0], best, atol=1e-2)
+
+
+def test_a_polyhedron_holds_x():
+    for target, best in (((1.0, 2.0), (0.0, 1.0)), ((-1.0, 0.3), (0.0, 0.3))):
+        problem = tracking(target, TRIANGLE)
+        s = bx.solve(problem, bx.DSBLO(), np.full(2, 0.2), key=jr.key(0))
+        np.testing.assert_allclose(s.x, best, atol=1e-6)
+
+
+def test_projections_are_nearest_points():
+    problem = tracking((0.0, 0.0), TRIANGLE)
+    for x, best in (((2.0, 2.0), (0.5, 0.5)), ((-1.0, 0.5), (0.0, 0.5))):
+        out = onto_domain(problem, jnp.asarray(x))
+        np.testing.assert_allclose(out, best, atol=zoo.EXACT)
+    near = nearest(problem, jnp.array([2.0, 1.0]), coupled=False)
+    slope = near.pull_back(jnp.array([1.0, 0.0]))
+    np.testing.assert_allclose(slope, [0.5, -0.5], atol=zoo.EXACT)
+
+
+def market(target=-3.0):
+    """The lower level is empty for x < 1 and for x > 5; F falls towards `target`."""
+    return bx.Problem(
+        lambda x, y: (x[0] - target) ** 2 + y[0],
+        lambda x, y: 0.5 * (y[0] - 1) ** 2,
+        bx.Polyhedron(
+            A=[[1.0], [-1.0], [1.0]], B=[[-1.0], [0.0], [1.0]], b=[-1.0, 0.0, 5.0]
+        ),
+    )
+
+
+def test_an_empty_lower_level_is_left_again():
+    # y <= x - 1, y >= 0, y <= 5 - x: at the edge x = 1 only y = 0 is left.
+    for x0 in (4.0, -20.0, 9.0):
+        s = bx.solve(market(), bx.DSBLO(), jnp.array([x0]), key=jr.key(0))
+        assert s.success
+        np.testing.assert_allclose(s.x, [1.0], atol=1e-6)
+        np.testing.assert_allclose(s.value, 16.0, rtol=1e-6)
+
+
+def test_a_lower_level_that_is_empty_everywhere_is_told():
+    problem = bx.Problem(
+        lambda x, y: jnp.sum(x**2),
+        lambda x, y: 0.5 * jnp.sum((y - x) ** 2),
+        bx.Polyhedron(A=[[1.0], [-1.0]], b=[-1.0, -1.0]),
+    )
+    with pytest.raises(bx.BilevelError, match="No `y` satisfies"):
+        bx.solve(problem, bx.DSBLO(), jnp.zeros(1), key=jr.key(0))
+    s = bx.solve(problem, bx.DSBLO(), jnp.zeros(1), key=jr.key(0), throw=False)
+    assert not s.success
+    assert s.status_name == "infeasible"
+    assert np.isnan(s.value)
+
+
+def test_history_counts_and_chunks_do_not_matter():
+    run = lambda **options: bx.solve(
+        kink(), bx.DSBLO(), jnp.array([2.0]), key=jr.key(2), num_steps=90,
+        polish=False, **options,
+    )  # fmt: skip
+    whole, pieces = run(chunk=90), run(chunk=13)
+    np.testing.assert_array_equal(whole.x, pieces.x)
+    for name, column in whole.history.steps.items():
+        np.testing.assert_array_equal(column, pieces.history[name])
+    assert len(pieces.history) == 90
+    assert pieces.history.evaluated_at.tolist() == [0, 13, 26, 39, 52, 65, 78, 90]
+    assert whole.history.totals["oracle_calls"] == 90
+    assert np.all(np.diff(pieces.history.seconds) >= 0)
+
+
+def test_early_stopping_and_callbacks():
+    seen = []
+
+    def callback(step, x, value, history):
+        seen.append((step, float(value)))
+        return step >= 40
+
+    options: dict[str, Any] = dict(key=jr.key(2), num_steps=200, chunk=20, polish=False)
+    x0 = jnp.array([2.0])
+    s = bx.solve(kink(), bx.DSBLO(), x0, callback=callback, **options)
+    assert [step for step, _ in seen] == [20, 40]
+    assert s.stopped == "the callback asked"
+    s = bx.solve(kink(), bx.DSBLO(), x0, stop=bx.Stop(seconds=0.0), **options)
+    assert s.stopped == "the time is spent"
+    assert len(s.history) == 20
+    s = bx.solve(kink(), bx.DSBLO(), x0, stop=bx.Stop(move=1.0), **options)
+    assert s.stopped == "the steps vanished"
+    certificate = bx.Stop(certificate=(0.1, 1e-6))
+    s = bx.solve(kink(), bx.DSBLO(), x0, stop=certificate, **options)
+    assert s.stopped.startswith("certified")
+    assert len(s.history) < 200
+
+
+def test_the_best_of_several_starts_wins():
+    s = bx.solve(
+        kink(), bx.DSBLO(), jnp.array([2.0]), key=jr.key(0), num_steps=5, polish=False,
+        starts=[jnp.array([-1.0])], num_starts=4,
+    )  # fmt: skip
+    assert len(s.starts) == 4
+    assert s.value == min(one.value for one in s.starts)
+
+
+def test_a_pytree_x_and_pytree_y():
+    problem = bx.Problem(
+        lambda x, y: jnp.sum((x["a"] - 1) ** 2) + (x["b"] + 2) ** 2 + jnp.sum(y["u"]),
+        lambda x, y: 0.5 * jnp.sum((y["u"] - x["a"]) ** 2),
+        bx.Box({"u": jnp.zeros(2)}, {"u": jnp.ones(2)}),
+    )
+    x0 = {"a": jnp.zeros(2), "b": jnp.asarray(0.0)}
+    s = bx.solve(problem, bx.DSBLO(), x0, key=jr.key(0))
+    # On 0 <= a <= 1 the objective is (a - 1)^2 + a, with its minimum at 1/2.
+    np.testing.assert_allclose(s.x["a"], 0.5, atol=1e-6)
+    np.testing.assert_allclose(s.x["b"], -2.0, atol=1e-6)
+    np.testing.assert_allclose(s.y["u"], 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(method=bx.DSBLO), "DSBLO"),
+        (dict(x0=None), "x0"),
+        (dict(num_steps=0), "num_steps"),
+        (dict(chunk=2.5), "chunk"),
+        (dict(output="best"), "output"),
+        (dict(problem=3), "Problem"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(options, text):
+    arguments: dict[str, Any] = dict(
+        problem=kink(), method=bx.DSBLO(), x0=jnp.array([2.0])
+    )
+    arguments |= options
+    with pytest.raises(ValueError, match=text):
+        bx.solve(**arguments, key=jr.key(0))
