@@ -11,6 +11,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.5
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/first_steps.py
+	$(BIN)/bilevax experiment numerical --seeds 3
 
 test: check
 	$(BIN)/python -m pytest
@@ -32,7 +33,7 @@ $(VENV)/bin/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/demo.stamp: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[cli]"
+	$(BIN)/python -m pip install --quiet -e ".[cli,plot]"
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml

@@ -186,15 +186,23 @@ def _evaluate(problem: Problem, unravel, x, warm, weight) -> _Point:
     """`F` at the nearest allowed point plus `weight` times the distance to it."""
     domain = problem.domain
     box = isinstance(domain, Box)
-    allowed, keep = x, jnp.ones_like(x)
+    allowed, keep = x, lambda grad: grad
     if isinstance(domain, Box):
         low, high = ravel_pytree(domain.lower)[0], ravel_pytree(domain.upper)[0]
         allowed = jnp.clip(x, low, high)
-        keep = ((x > low) & (x < high)).astype(x.dtype)
+        # Outside, and at a bound where descent points outwards, `x` changes nothing.
+        keep = lambda grad: jnp.where(
+            (x < low)
+            | (x > high)
+            | ((x == low) & (grad > 0))
+            | ((x == high) & (grad < 0)),
+            0,
+            grad,
+        )
     project = moves(problem) or (domain is not None and not box)
     if not project:
         e = hypergradient(problem, unravel(allowed), warm=warm, throw=False)
-        grad = keep * ravel_pytree(e.grad)[0]
+        grad = keep(ravel_pytree(e.grad)[0])
         return _with_penalty(x, allowed, e.value, grad, e.lower, weight)
 
     # The general set needs a quadratic program, but only outside of it.
@@ -211,7 +219,7 @@ def _evaluate(problem: Problem, unravel, x, warm, weight) -> _Point:
         near = project_if(outside, blank)
         point = jnp.where(outside, near.x, allowed)
         e = hypergradient(problem, unravel(point), warm=lower, throw=False)
-        grad = keep * ravel_pytree(e.grad)[0]
+        grad = keep(ravel_pytree(e.grad)[0])
         grad = run_if(outside, lambda _: near.pull_back(ravel_pytree(e.grad)[0]), grad)
         empty = (e.status == Status.infeasible) & ~outside
         return e.lower, outside | empty, empty, point, e.value, grad

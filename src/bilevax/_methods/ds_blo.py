@@ -90,8 +90,7 @@ class DSBLO(AbstractMethod):
         length = self._length(m_norm, share, state.scales)
         # The first step stands still: it only finds the first gradient.
         length = jnp.where(state.started, length, 0)
-        ahead = jax.tree.map(lambda a, b: a - length * b, state.x, m)
-        ahead = onto_domain(problem, ahead)
+        ahead = self._ahead(problem, state.x, m, length)
         where = jr.uniform(segment_key, (), m_norm.dtype)
         between = jax.tree.map(lambda a, b: a + where * (b - a), state.x, ahead)
 
@@ -118,6 +117,24 @@ class DSBLO(AbstractMethod):
         )
         new = DSBLOState(x, momentum, e.lower, state.scales, state.started | usable)
         return new, record
+
+    def _ahead(self, problem: Problem, x, m, length):
+        """`P(x - length m)`.
+
+        Along the boundary of a domain most of the momentum may point outwards, and a
+        step of the right length would hardly move `x`. Without explicit constants such
+        a step is stretched, so that what is left of it has the wanted length.
+        """
+        move = lambda length: onto_domain(
+            problem, jax.tree.map(lambda a, b: a - length * b, x, m)
+        )
+        first = move(length)
+        if problem.domain is None or self.gamma1 is not None:
+            return first
+        left = tree_norm(jax.tree.map(jnp.subtract, first, x))
+        want = length * tree_norm(m)
+        stretch = want / jnp.maximum(left, 1e-3 * want + jnp.finfo(want.dtype).tiny)
+        return move(length * jnp.maximum(stretch, 1))
 
     def _length(self, m_norm, share, scales: Scales):
         """`1 / (gamma1 |m| + gamma2)`."""
