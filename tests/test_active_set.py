@@ -177,3 +177,16 @@ def test_the_fall_back_of_one_member_leaves_the_batch_alone():
     assert np.all(out.success)
     np.testing.assert_array_equal(out.iterations.safeguard > 0, [False, True])
     np.testing.assert_allclose(out.y[0], out.y[1], atol=zoo.IDENTITY)
+
+
+def test_the_fall_back_stays_inside_its_loop():
+    # XLA likes to move work out of loops, and then every batch would pay for it.
+    rng = np.random.default_rng(5)
+    many = [random_quadratic(rng, 4, 5, 2, "plain", 10.0) for _ in range(3)]
+    data = {k: jnp.asarray(np.stack([d[k] for d in many])) for k in many[0]}
+    solver = bx.ActiveSet()
+    run = jax.vmap(lambda d: solver(zoo.quadratic_problem(d), d["x"]).y)
+    text = jax.jit(run).lower(data).compile().as_text()
+    entry = text[text.index("ENTRY") :].split("\n\n")[0]
+    assert "lapack" in text
+    assert "lapack" not in entry

@@ -40,6 +40,7 @@ np.savez(
 def launch(tmp_path, checkpoint, out):
     # Compiled once for all: otherwise every process would spend its life compiling.
     env = os.environ | {
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     }

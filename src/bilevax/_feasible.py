@@ -47,6 +47,7 @@ def moves(problem: Problem) -> bool:
     )
 
 
+@eqx.filter_jit
 def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain."""
     domain = problem.domain
@@ -58,6 +59,7 @@ def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     return unravel(nearest(problem, flat, coupled=False).x)
 
 
+@eqx.filter_jit
 def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain at which the lower level has a point."""
     flat, unravel = ravel_pytree(x)
@@ -71,7 +73,7 @@ def nearest(problem: Problem, x: Float[Array, " d"], *, coupled: bool) -> Neares
     y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n]
 
     def proximal(y, _):
-        solution = ActiveSet()(_joint(rows, x, y), x)
+        solution = ActiveSet(diagnose=False)(_joint(rows, x, y), x)
         return jnp.where(solution.success, solution.y[x.size :], y), solution
 
     # One site of the solver in the program, however many steps.

@@ -307,16 +307,12 @@ def _like(new, old):
 
 def evaluate_allowed(problem: Problem, x) -> tuple[Any, Evaluation]:
     """`F` at `x`, or at the nearest `x` that is allowed; which one comes first."""
-    x = _onto_domain(problem, x)
+    x = onto_domain(problem, x)
     e = hypergradient(problem, x, throw=False)
     if status_name(e.status) == "infeasible" and moves(problem):
-        x = _onto_allowed(problem, x)
+        x = onto_allowed(problem, x)
         e = hypergradient(problem, x, throw=False)
     return x, e
-
-
-_onto_domain = eqx.filter_jit(onto_domain)
-_onto_allowed = eqx.filter_jit(onto_allowed)
 
 
 def _is_answer(status) -> bool:

@@ -48,10 +48,13 @@ class ActiveSet(AbstractLowerSolver):
 
     - `max_passes`: passes of the fast path before the safeguard takes over.
     - `max_safeguard_steps`: damped Newton steps of the safeguard.
+    - `diagnose`: whether weakly active and dependent rows are analysed; without it
+      compilation is shorter and the split of degenerate rows is arbitrary.
     """
 
     max_passes: int = 12
     max_safeguard_steps: int = 100
+    diagnose: bool = True
 
     def __call__(self, problem, x, warm=None):
         lower, y = flatten(problem, x)
@@ -97,7 +100,7 @@ class ActiveSet(AbstractLowerSolver):
             lambda c: self._step(lower, rows, cold, *c),
             (progress, factor),
         )
-        return _solution(problem, x, lower, rows, progress, factor)
+        return _solution(problem, x, lower, rows, progress, factor, self.diagnose)
 
     def _step(self, lower, rows, cold, p: "Progress", factor: Factor):
         """One pass of the present mode, with whatever factor and restart it needs."""
@@ -223,7 +226,7 @@ def _start(rows: Rows, y, warm: LowerSolution | None):
 
 
 def _solution(
-    problem, x, lower: FlatLower, rows: Rows, p: Progress, factor: Factor
+    problem, x, lower: FlatLower, rows: Rows, p: Progress, factor: Factor, diagnose
 ) -> LowerSolution:
     point = p.sweep.point
     coupling = problem.constraints.coupling_matrix(
@@ -231,7 +234,7 @@ def _solution(
     )
     if coupling is not None:
         coupling = coupling / rows.norm[:, None]
-    split, margin, error = classify(rows, coupling, p.sweep, factor)
+    split, margin, error = classify(rows, coupling, p.sweep, factor, diagnose)
     p = eqx.tree_at(lambda p: p.infeasible, p, p.infeasible | split.empty)
     status = run_if(
         rows.empty | split.empty | ~_solved(p.sweep),

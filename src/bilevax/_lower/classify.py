@@ -33,10 +33,11 @@ class Split(eqx.Module):
     rows_inverse: Schur
 
 
-def classify(rows: Rows, coupling, sweep: Sweep, factor: Factor):
+def classify(rows: Rows, coupling, sweep: Sweep, factor: Factor, diagnose: bool):
     """The split, its margin, and an estimate of `|y - y*|`.
 
-    `coupling` is `B` in unit rows, or None.
+    `coupling` is `B` in unit rows, or None. Without `diagnose`, rows that are tight
+    with a multiplier of zero stay as the last pass left them.
     """
     point = sweep.point
     tol = tolerances(point.y.dtype)
@@ -56,18 +57,19 @@ def classify(rows: Rows, coupling, sweep: Sweep, factor: Factor):
         multipliers=jnp.where(
             rows.equality, point.multipliers, jnp.maximum(point.multipliers, 0)
         ),
-        active=strong | fixed,
+        active=strong | fixed if diagnose else point.active,
         weak=weak,
         shared=jnp.asarray(True),
         empty=jnp.asarray(False),
         rows_inverse=sweep.rows_inverse,
     )
-    changed = jnp.any(split.active != point.active)
-    split = run_if(
-        jnp.any(weak) | ~sweep.rows_inverse.independent | changed,
-        lambda s: _degenerate(rows, coupling, point, factor, tight | strong, s),
-        split,
-    )
+    if diagnose:
+        changed = jnp.any(split.active != point.active)
+        split = run_if(
+            jnp.any(weak) | ~sweep.rows_inverse.independent | changed,
+            lambda s: _degenerate(rows, coupling, point, factor, tight | strong, s),
+            split,
+        )
     trust = jnp.where(inequality, jnp.maximum(split.multipliers, slack), jnp.inf)
     margin = jnp.maximum(jnp.min(trust, initial=jnp.inf), 0)
     return split, margin, error
