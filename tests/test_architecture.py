@@ -9,7 +9,7 @@ import bilevax as bx
 
 LAYERS = (
     {"_tolerances", "_status", "_constraints", "_perturbation"},
-    {"_problem", "_free", "_checkpoint", "_progress"},
+    {"_problem", "_free", "_checkpoint", "_progress", "_quick"},
     {"_lower", "theory"},
     {"_adjoint"},
     {"_quality", "_feasible"},

@@ -128,6 +128,24 @@ def test_explicit_constants_give_the_recursion_of_the_paper():
         np.testing.assert_allclose(jax.tree.leaves(step)[0], want, rtol=1e-12)
 
 
+def test_the_constants_of_the_theorem_make_a_method():
+    box = bx.Box(np.full(1, -3.0), np.full(1, 3.0))
+    base = bx.theory.measure(kink(), box, box, sigma_f=0.0)
+    inputs = bx.theory.algorithm_inputs(
+        bx.theory.derived(base), eps=0.5, delta_bar=0.1, Delta=2.0
+    )
+    method = bx.DSBLO.from_theory(inputs, bx.UniformBall(1e-3))
+    assert method.window == inputs.K
+    s = bx.solve(
+        kink(), method, jnp.array([2.0]), key=jr.key(0), num_steps=200, polish=False,
+        output="random",
+    )  # fmt: skip
+    # So careful that 200 steps hardly leave the start, but downhill.
+    assert 1.0 < float(s.x[0]) <= 2.0
+    lengths = s.history["move"][1:]
+    assert np.all(lengths <= 1 / inputs.gamma1)
+
+
 def test_one_gamma_alone_is_refused():
     with pytest.raises(ValueError, match="gamma1"):
         bx.DSBLO(gamma1=1.0)

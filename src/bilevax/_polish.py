@@ -20,6 +20,7 @@ from ._feasible import Nearest, moves, nearest
 from ._implicit import hypergradient
 from ._lower.base import LowerSolution, run_if
 from ._problem import Problem
+from ._quick import quick_jit
 from ._status import Status
 from ._tolerances import tolerances
 
@@ -64,7 +65,7 @@ class _Search(eqx.Module):
     done: Bool[Array, ""]
 
 
-@eqx.filter_jit
+@quick_jit
 def polish(
     problem: Problem,
     x: PyTree[Array],

@@ -253,7 +253,9 @@ def _checked_start(constraints, y0):
             )
     else:
         check_like(y0, like, "y0", "constraints")
-    return y0
+    # One precision for all of the lower level, the higher one.
+    dtype = jnp.result_type(*jax.tree.leaves((y0, like)))
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), y0)
 
 
 def _checked_domain(domain):

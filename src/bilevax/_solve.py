@@ -29,6 +29,7 @@ from ._methods.ds_blo import DSBLO
 from ._polish import Polish, polish as polish_from
 from ._problem import AbstractProblem, Problem, checked_point
 from ._progress import progress_bar
+from ._quick import quick_jit
 from ._scales import measure_scales
 from ._status import BilevelError, message, status_name
 
@@ -229,11 +230,8 @@ class _Run:
 
     def _chosen_step(self) -> int:
         """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""
-        return int(
-            jr.randint(
-                jr.fold_in(self.key, self.num_steps), (), 0, max(self.num_steps, 1)
-            )
-        )
+        drawn = jr.randint(jr.fold_in(self.key, self.num_steps), (), 0, self.num_steps)
+        return max(0, int(drawn) - getattr(self.method, "window", 0))
 
     def _reason_to_stop(self, x, e, history, scales, seconds) -> str | None:
         momentum = history["momentum_norm"][-1]
@@ -273,7 +271,7 @@ class _Run:
         return state, kept, from_arrays(arrays), meta["step"], meta["spent"]
 
 
-@eqx.filter_jit
+@quick_jit
 def _advance(problem, method, size, state, kept, key, first, last, total, chosen):
     """Steps `first` to `last`, at most `size` of them."""
 

@@ -15,6 +15,7 @@ from .._lower.base import LowerSolution, run_if
 from .._perturbation import AbstractPerturbation, Gaussian
 from .._problem import Problem
 from .._status import Status
+from ..theory.inputs import AlgorithmInputs
 from .base import AbstractMethod, Record, Scales, lower_work
 
 # A number, kept as an array.
@@ -59,6 +60,8 @@ class DSBLO(AbstractMethod):
     - `gamma1`, `gamma2`: constants of the step, both or none.
     - `beta`: weight of the old momentum.
     - `perturbation`: law of the tilt; by default Gaussian with a falling deviation.
+    - `window`: how many steps before a random one the returned iterate lies
+      (`output="random"`); the `K` of `Thm:Main_I`.
     """
 
     gamma1: Number | None = _number(None)
@@ -69,6 +72,7 @@ class DSBLO(AbstractMethod):
     decay: Number = _number(1e-5)
     first_tilt: Number = _number(1e-3)
     tilt_decay: Number = _number(1e-4)
+    window: int = 0
 
     def __check_init__(self):
         if (self.gamma1 is None) != (self.gamma2 is None):
@@ -76,6 +80,23 @@ class DSBLO(AbstractMethod):
                 "`gamma1` and `gamma2` belong together: give both (the paper's "
                 "constants) or none (steps that fall with the run)."
             )
+
+    @classmethod
+    def from_theory(
+        cls, inputs: AlgorithmInputs, perturbation: AbstractPerturbation
+    ) -> "DSBLO":
+        """With the constants of `Thm:Main_I`, see `bilevax.theory.algorithm_inputs`.
+
+        They come with a number of steps, `inputs.T`, and are far too careful for
+        practice.
+        """
+        return cls(
+            inputs.gamma1,
+            inputs.gamma2,
+            inputs.beta,
+            perturbation=perturbation,
+            window=int(inputs.K),
+        )
 
     def init(self, x, lower, scales):
         zeros = jax.tree.map(jnp.zeros_like, x)
