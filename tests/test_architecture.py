@@ -39,8 +39,9 @@ def test_imports_point_downwards():
                 continue
             if len(parts) > 1 and node.level == 1:
                 continue
-            target = (node.module or "").split(".")[0]
-            assert RANK[target] < RANK[module], f"{path} imports {target}"
+            names = [node.module] if node.module else [n.name for n in node.names]
+            for target in (name.split(".")[0] for name in names):
+                assert RANK[target] < RANK[module], f"{path} imports {target}"
     assert seen == set(RANK)
 
 

@@ -19,8 +19,9 @@ def test_the_goldstein_measure_at_and_beside_a_kink():
         assert c.measure <= exact + 0.01
         assert c.undefined == 0
         assert c.path[-1] == (c.samples, c.measure)
-        values = [value for _, value in c.path]
-        assert values == sorted(values, reverse=True)
+        # More samples, a larger hull, a smaller bound.
+        values = np.array([value for _, value in c.path])
+        assert np.all(np.diff(values) <= 1e-12)
         assert c.gradient_error < 1e-9
 
 

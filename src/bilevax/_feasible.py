@@ -63,7 +63,9 @@ def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
 def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain at which the lower level has a point."""
     flat, unravel = ravel_pytree(x)
-    return unravel(nearest(problem, flat, coupled=True).x)
+    # Twice: what the weight on `y` leaves undone shrinks with the distance.
+    again = lambda x, _: (nearest(problem, x, coupled=True).x, None)
+    return unravel(jax.lax.scan(again, flat, None, length=2)[0])
 
 
 def nearest(problem: Problem, x: Float[Array, " d"], *, coupled: bool) -> Nearest:
@@ -118,7 +120,7 @@ def _rows(problem: Problem, d: int, dtype, coupled: bool):
         # A little inside, or rounding would leave the lower level empty after all.
         rhs = constraints.rhs(jnp.zeros(d, dtype))
         scale = jnp.abs(rhs) + jnp.linalg.norm(both, axis=1)
-        rhs = rhs.at[:k].add(-tolerances(dtype).accept * scale[:k])
+        rhs = rhs.at[:k].add(-2 * tolerances(dtype).accept * scale[:k])
         less.append((both[:k], rhs[:k]))
         equal.append((both[k:], rhs[k:]))
     domain = problem.domain

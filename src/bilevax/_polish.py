@@ -2,9 +2,12 @@
 
 BFGS with a weak Wolfe line search: on non-smooth functions the inverse Hessian learns
 to step along the kink instead of zig-zagging across it, and where `F` is smooth the
-convergence is superlinear. Points outside the allowed set are replaced by the nearest
-allowed one, at the price of an exact penalty, so that the constraints on `x` are kinks
-like any other. Written here because optax and optimistix stop at the first kink.
+convergence is superlinear. From a point that sits on the kink no such search succeeds;
+then gradients of both sides are combined to the shortest one, as in bundle methods.
+Constraints on `x` become kinks too, by an exact penalty: the rows of a polyhedral
+domain as they are, a box and the edge of the set of `x` with a non-empty lower level
+through the nearest allowed point, since `F` may be undefined beyond. Written here
+because optax and optimistix stop at the first kink.
 """
 
 from typing import Any
@@ -15,14 +18,18 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ._constraints import Box
+from ._constraints import Box, Polyhedron
 from ._feasible import Nearest, moves, nearest
 from ._implicit import hypergradient
 from ._lower.base import LowerSolution, run_if
+from ._lower.dense import unit_rows
 from ._problem import Problem
 from ._quick import quick_jit
 from ._status import Status
 from ._tolerances import tolerances
+
+# Searches in a row that may fail before the descent ends.
+_STALLS = 12
 
 
 class Polish(eqx.Module):
@@ -36,14 +43,24 @@ class Polish(eqx.Module):
 
 
 class _Point(eqx.Module):
-    """`x`, the allowed point it stands for, and the penalised objective there."""
+    """`x`, the allowed point it stands for, `F` there, and how far `x` is outside.
+
+    `slope` and `push` are the gradients of `value` and `distance`.
+    """
 
     x: Float[Array, " d"]
     allowed: Float[Array, " d"]
     value: Float[Array, ""]
-    merit: Float[Array, ""]
-    grad: Float[Array, " d"]
+    distance: Float[Array, ""]
+    slope: Float[Array, " d"]
+    push: Float[Array, " d"]
     lower: LowerSolution
+
+    def merit(self, weight) -> Float[Array, ""]:
+        return self.value + weight * self.distance
+
+    def grad(self, weight) -> Float[Array, " d"]:
+        return self.slope + weight * self.push
 
 
 class _Search(eqx.Module):
@@ -52,6 +69,8 @@ class _Search(eqx.Module):
     base: _Point
     trial: _Point
     inverse: Float[Array, "d d"]
+    shortest: Float[Array, " d"]
+    reach: Float[Array, ""]
     direction: Float[Array, " d"]
     low: Float[Array, ""]
     high: Float[Array, ""]
@@ -62,6 +81,7 @@ class _Search(eqx.Module):
     steps: Int[Array, ""]
     evaluations: Int[Array, ""]
     stalls: Int[Array, ""]
+    raises: Int[Array, ""]
     done: Bool[Array, ""]
 
 
@@ -81,12 +101,15 @@ def polish(
     tol = tolerances(flat.dtype)
     d = flat.size
     eye = jnp.eye(d, dtype=flat.dtype)
-    blank = _Point(flat, flat, jnp.inf * flat[0], jnp.inf * flat[0], 0 * flat, lower)
+    zero, flat0 = jnp.zeros((), flat.dtype), jnp.zeros_like(flat)
+    blank = _Point(flat, flat, zero + jnp.inf, zero, flat0, flat0, lower)
     start = _Search(
         base=blank,
         trial=blank,
         inverse=eye,
-        direction=0 * flat,
+        shortest=flat0,
+        reach=length,
+        direction=flat0,
         low=jnp.zeros((), flat.dtype),
         high=jnp.asarray(jnp.inf, flat.dtype),
         length=jnp.zeros((), flat.dtype),
@@ -96,65 +119,83 @@ def polish(
         steps=jnp.asarray(0),
         evaluations=jnp.asarray(0),
         stalls=jnp.asarray(0),
+        raises=jnp.asarray(0),
         done=jnp.asarray(False),
     )
 
     def body(s: _Search) -> _Search:
         here = s.base.x + s.length * s.direction
-        new = _evaluate(problem, unravel, here, s.trial.lower, s.weight)
+        new = _evaluate(problem, unravel, here, s.trial.lower)
         first = s.evaluations == 0
-        slope = s.base.grad @ s.direction
+        weight = jnp.where(first, 4 * jnp.linalg.norm(new.slope), s.weight)
+        start, now = s.base.merit(weight), new.merit(weight)
+        old_grad, new_grad = s.base.grad(weight), new.grad(weight)
+        slope = old_grad @ s.direction
         # A NaN or an empty lower level compares false and shortens the step.
-        lower_enough = new.merit <= s.base.merit + 1e-4 * s.length * slope
-        flat_enough = new.grad @ s.direction >= 0.5 * slope
+        lower_enough = now <= start + 1e-4 * s.length * slope
+        flat_enough = new_grad @ s.direction >= 0.5 * slope
         accept = first | (lower_enough & flat_enough)
         low = jnp.where(lower_enough, s.length, s.low)
         high = jnp.where(lower_enough, s.high, s.length)
         longer = jnp.where(jnp.isinf(high), 2 * low, 0.5 * (low + high))
-        given_up = ~accept & (s.tries >= 40)
+        given_up = ~accept & (s.tries >= 30)
         # A search that ran out of digits still keeps what it gained.
-        gained = given_up & lower_enough & (new.merit < s.base.merit)
-        take = accept | gained
+        take = accept | (given_up & lower_enough & (now < start))
 
-        moved, turned = new.x - s.base.x, new.grad - s.base.grad
+        moved = new.x - s.base.x
         inverse = jnp.where(
-            take & ~first, _bfgs(s.inverse, moved, turned, s.fresh), s.inverse
+            take & ~first,
+            _bfgs(s.inverse, moved, new_grad - old_grad, s.fresh),
+            s.inverse,
         )
-        # Without progress, once more with what steepest descent says.
         inverse = jnp.where(given_up, eye, inverse)
         base = _where(take, new, s.base)
-        weight = jnp.maximum(s.weight, 2 * jnp.linalg.norm(base.grad))
-        weight = jnp.where(first, 4 * jnp.linalg.norm(base.grad), weight)
-        drop = s.base.merit - base.merit
-        small = drop <= 4 * tol.eps * (jnp.abs(s.base.merit) + jnp.abs(drop))
-        stalls = jnp.where(take & ~small, 0, s.stalls + (take | given_up))
-        stalls = jnp.where(first, 0, stalls)
+        drop = start - base.merit(weight)
+        small = drop <= 4 * tol.eps * (jnp.abs(start) + jnp.abs(drop))
+        stalls = s.stalls + jnp.where(take, _STALLS // 3, given_up)
+        stalls = jnp.where(first | (take & ~small), 0, stalls)
+        # An end outside the allowed set asks for a heavier penalty.
+        size = length + jnp.linalg.norm(base.x)
+        outside = (stalls >= _STALLS) & (base.distance > tol.accept * size)
+        heavier = outside & (s.raises < 6)
+        weight = jnp.where(heavier, 10 * weight, weight)
+        weight = jnp.maximum(weight, 2 * jnp.linalg.norm(base.slope))
+        fresh = first | heavier
+        inverse = jnp.where(heavier, eye, inverse)
+        stalls = jnp.where(heavier, 0, stalls)
 
-        fresh = first | given_up | (s.fresh & ~take)
-        direction = -(inverse @ base.grad)
+        # Both sides of a kink that stopped the search, in one direction along it.
+        shortest = _shortest(s.shortest, new_grad)
+        shortest = jnp.where(given_up & ~take & ~fresh, shortest, base.grad(weight))
+        direction = -(inverse @ shortest)
         # A first step in units of the problem; afterwards BFGS knows its own length.
         size = jnp.linalg.norm(direction)
-        unit = jnp.where(first, length, jnp.linalg.norm(moved))
-        restart = first | given_up
+        reach = jnp.where(take, jnp.linalg.norm(moved), 0.5 * s.reach)
+        reach = jnp.where(fresh, length, reach)
         direction = jnp.where(
-            restart, direction * unit / jnp.where(size > 0, size, 1), direction
+            fresh | given_up,
+            direction * reach / jnp.where(size > 0, size, 1),
+            direction,
         )
         next_search = take | given_up
         return _Search(
             base=base,
             trial=new,
             inverse=inverse,
+            shortest=jnp.where(next_search, shortest, s.shortest),
+            reach=jnp.where(next_search, reach, s.reach),
             direction=jnp.where(next_search, direction, s.direction),
             low=jnp.where(next_search, 0, low),
             high=jnp.where(next_search, jnp.inf, high),
             length=jnp.where(next_search, 1, longer),
             tries=jnp.where(next_search, 0, s.tries + 1),
             weight=weight,
-            fresh=fresh,
+            fresh=fresh | given_up | (s.fresh & ~take),
             steps=s.steps + (take & ~first),
             evaluations=s.evaluations + 1,
             stalls=stalls,
-            done=(stalls >= 3) | ~jnp.isfinite(base.merit) | (size == 0),
+            raises=s.raises + heavier,
+            done=(stalls >= _STALLS) | ~jnp.isfinite(base.value) | (size == 0),
         )
 
     end = jax.lax.while_loop(
@@ -167,6 +208,14 @@ def polish(
         steps=end.steps,
         evaluations=end.evaluations,
     )
+
+
+def _shortest(a, b):
+    """The shortest vector between `a` and `b`."""
+    gap = a - b
+    length = gap @ gap
+    share = jnp.where(length > 0, a @ gap / jnp.where(length > 0, length, 1), 0)
+    return a - jnp.clip(share, 0, 1) * gap
 
 
 def _bfgs(inverse, s, y, fresh):
@@ -183,10 +232,9 @@ def _bfgs(inverse, s, y, fresh):
     return jnp.where(usable, inverse + update, inverse)
 
 
-def _evaluate(problem: Problem, unravel, x, warm, weight) -> _Point:
-    """`F` at the nearest allowed point plus `weight` times the distance to it."""
+def _evaluate(problem: Problem, unravel, x, warm) -> _Point:
+    """`F` at the allowed point that `x` stands for, and the distance of `x` to it."""
     domain = problem.domain
-    box = isinstance(domain, Box)
     allowed, keep = x, lambda grad: grad
     if isinstance(domain, Box):
         low, high = ravel_pytree(domain.lower)[0], ravel_pytree(domain.upper)[0]
@@ -200,63 +248,70 @@ def _evaluate(problem: Problem, unravel, x, warm, weight) -> _Point:
             0,
             grad,
         )
-    project = moves(problem) or (domain is not None and not box)
-    if not project:
-        e = hypergradient(problem, unravel(allowed), warm=warm, throw=False)
+    point = _at(problem, unravel, x, allowed, keep, warm)
+    if not isinstance(domain, Polyhedron):
+        return point
+    excess, push = _excess(domain, x)
+    return eqx.tree_at(
+        lambda p: (p.distance, p.push),
+        point,
+        (point.distance + excess, point.push + push),
+    )
+
+
+def _at(problem: Problem, unravel, x, allowed, keep, warm) -> _Point:
+    solve = lambda point, warm: hypergradient(
+        problem, unravel(point), warm=warm, throw=False
+    )
+    if not moves(problem):
+        e = solve(allowed, warm)
         grad = keep(ravel_pytree(e.grad)[0])
-        return _with_penalty(x, allowed, e.value, grad, e.lower, weight)
+        return _point(x, allowed, e.value, grad, e.lower)
 
-    # The general set needs a quadratic program, but only outside of it.
-    def project_if(predicate, near: Nearest) -> Nearest:
-        arrays, rest = eqx.partition(near, eqx.is_array)
-        find = lambda _: eqx.filter(find_nearest(), eqx.is_array)
-        return eqx.combine(run_if(predicate, find, arrays), rest)
-
+    # Where the lower level is empty: the nearest point where it is not.
     def find_nearest() -> Nearest:
-        return nearest(problem, x, coupled=moves(problem))
+        return nearest(problem, x, coupled=True)
 
     def attempt(carry):
         lower, outside, *_ = carry
-        near = project_if(outside, blank)
+        arrays, rest = eqx.partition(blank, eqx.is_array)
+        find = lambda _: eqx.filter(find_nearest(), eqx.is_array)
+        near = eqx.combine(run_if(outside, find, arrays), rest)
         point = jnp.where(outside, near.x, allowed)
-        e = hypergradient(problem, unravel(point), warm=lower, throw=False)
-        grad = keep(ravel_pytree(e.grad)[0])
-        grad = run_if(outside, lambda _: near.pull_back(ravel_pytree(e.grad)[0]), grad)
+        e = solve(point, lower)
+        flat = ravel_pytree(e.grad)[0]
+        grad = run_if(outside, lambda _: near.pull_back(flat), keep(flat))
         empty = (e.status == Status.infeasible) & ~outside
         return e.lower, outside | empty, empty, point, e.value, grad
 
-    shapes = eqx.filter_eval_shape(find_nearest)
     blank = jax.tree.map(
         lambda leaf: (
             jnp.zeros(leaf.shape, leaf.dtype)
             if isinstance(leaf, jax.ShapeDtypeStruct)
             else leaf
         ),
-        shapes,
+        eqx.filter_eval_shape(find_nearest),
     )
-    outside = jnp.asarray(False)
-    if domain is not None and not box:
-        outside = ~_inside(domain, x)
-    zero = jnp.zeros((), x.dtype)
+    no, yes, zero = jnp.asarray(False), jnp.asarray(True), jnp.zeros((), x.dtype)
     lower, _, _, allowed, value, grad = jax.lax.while_loop(
-        lambda c: c[2], attempt, (warm, outside, jnp.asarray(True), x, zero, x)
+        lambda c: c[2], attempt, (warm, no, yes, x, zero, x)
     )
-    return _with_penalty(x, allowed, value, grad, lower, weight)
+    return _point(x, allowed, value, grad, lower)
 
 
-def _with_penalty(x, allowed, value, grad, lower, weight) -> _Point:
+def _point(x, allowed, value, grad, lower) -> _Point:
     away = x - allowed
     distance = jnp.linalg.norm(away)
     push = jnp.where(distance > 0, away / jnp.where(distance > 0, distance, 1), 0)
-    merit = value + weight * distance
-    return _Point(x, allowed, value, merit, grad + weight * push, lower)
+    return _Point(x, allowed, value, distance, grad, push, lower)
 
 
-def _inside(domain, x):
-    k = domain.num_inequalities
-    rows = domain.matrix(x.size, x.dtype) @ x - domain.rhs(x)
-    gap = jnp.where(jnp.arange(rows.size) < k, rows, jnp.abs(rows))
-    return jnp.all(gap <= 0)
+def _excess(domain: Polyhedron, x):
+    """By how much `x` breaks the (unit) rows in all, and the gradient of that."""
+    rows = unit_rows(domain, jnp.zeros_like(x), x.size, x.dtype)
+    over = jnp.where(rows.usable, rows.A @ x - rows.rhs, 0)
+    sign = jnp.where(rows.equality, jnp.sign(over), over > 0)
+    return sign @ over, sign @ rows.A
 
 
 def _where(predicate, new, old):
