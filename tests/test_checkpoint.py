@@ -27,11 +27,11 @@ from bilevax.experiments.families import Member
 
 s = bx.solve(
     Member("tight", 10, 0).problem, bx.DSBLO(), np.ones(10), key=jr.key(7),
-    num_steps=3000, chunk=20, checkpoint=sys.argv[1] or None,
+    num_steps=12000, chunk=20, checkpoint=sys.argv[1] or None,
 )
 history = {name: column for name, column in s.history.steps.items()}
 np.savez(
-    sys.argv[2], x=s.x, y=s.y, value=s.value, F=s.history.value,
+    sys.argv[2], x=s.x, y=s.y, end=s.value, F=s.history.value,
     at=s.history.evaluated_at, **history,
 )
 """

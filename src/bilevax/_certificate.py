@@ -200,14 +200,11 @@ def _batch(problem, points, keys, law, warm, unravel):
         here = problem
         if law is not None:
             here = problem.perturbed(law.sample(problem.y0, key=key))
-        e = hypergradient(here, unravel(point), warm=warm, throw=False)
+        e = hypergradient(here, unravel(point), warm=warm, quality=True, throw=False)
         grad = ravel_pytree(e.grad)[0]
         usable = e.lower.success & jnp.all(jnp.isfinite(grad))
-        # Rounding of the lower level, carried to the gradient to first order.
-        size = jnp.linalg.norm(ravel_pytree(e.lower.y)[0])
-        relative = e.lower.error / jnp.where(size > 0, size, 1)
-        noise = jnp.maximum(relative, tolerances(grad.dtype).eps)
-        return grad, usable, noise * jnp.linalg.norm(grad)
+        assert e.quality is not None
+        return grad, usable, e.quality.bias
 
     return jax.vmap(one)(points, keys)
 

@@ -5,6 +5,7 @@ that whoever reads it sees a whole file or the one before.
 """
 
 import hashlib
+import io
 import json
 import os
 import tempfile
@@ -43,7 +44,9 @@ def save(path: str | os.PathLike, arrays: dict[str, np.ndarray], meta: dict) -> 
 def load(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     """Arrays and description, or a `CheckpointError`."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # In memory first: a damaged archive would leave the file open.
+        content = io.BytesIO(Path(path).read_bytes())
+        with np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         meta = json.loads(str(arrays.pop("meta")))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
