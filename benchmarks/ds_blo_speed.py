@@ -10,6 +10,7 @@ Compilation is not in the times per step and is printed beside them.
 
 import argparse
 import time
+from typing import Any
 
 import cvxpy as cp
 import jax
@@ -18,6 +19,7 @@ import jax.random as jr
 import numpy as np
 
 import bilevax as bx
+from bilevax._methods.base import Scales
 from bilevax._solve import _advance, _like
 from bilevax.experiments.families import Member
 
@@ -27,7 +29,7 @@ GAMMA1, GAMMA2, BETA, STD = 100.0, 1.0, 0.9, 1e-3
 def cvxpy_loop(problem: bx.Problem, steps: int, rebuild: bool) -> float:
     """Seconds per step."""
     Q1, Q2 = np.asarray(problem.upper.Q1), np.asarray(problem.lower.Q2)
-    rows = problem.constraints
+    rows: Any = problem.constraints
     A, B, b = (np.asarray(part) for part in (rows.A, rows.B, rows.b))
     n = Q1.shape[0]
     rng = np.random.default_rng(0)
@@ -71,7 +73,7 @@ def bilevax_loop(problem: bx.Problem, steps: int) -> tuple[float, float]:
     began = time.perf_counter()
     e = bx.hypergradient(problem, x)
     one = jnp.ones(())
-    scales = bx._methods.base.Scales(one, one, one)
+    scales = Scales(one, one, one)
     state = _like(*[method.init(x, e.lower, scales)] * 2)
 
     def run(first):

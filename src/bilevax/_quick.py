@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -27,9 +28,8 @@ def quick_jit(function: Callable) -> Callable:
     @functools.cache
     def compiled():
         options = _options()
-        if options is None:
-            return eqx.filter_jit(function)
-        return eqx.filter_jit(function, compiler_options=options)
+        named: dict[str, Any] = {} if options is None else {"compiler_options": options}
+        return eqx.filter_jit(function, **named)
 
     @functools.wraps(function)
     def call(*arguments, **named):
