@@ -113,3 +113,14 @@ def test_a_domain_fixes_the_shape_of_x():
     )
     with pytest.raises(ValueError, match="`domain`"):
         bx.hypergradient(problem, np.ones(2))
+
+
+def test_lists_of_numbers_are_vectors():
+    problem = bx.Problem(
+        lambda x, y: jnp.sum(x * y),
+        lambda x, y: 0.5 * jnp.sum((y - x) ** 2),
+        bx.Box([0.0, 0], [1.0, 2]),
+        domain=bx.Box([-1, -1], [3, 3]),
+    )
+    e = bx.hypergradient(problem, [0.5, 3.0])
+    np.testing.assert_allclose(e.lower.y, [0.5, 2.0])

@@ -181,3 +181,17 @@ def test_mistakes_are_told_before_anything_runs(options, text):
     arguments |= options
     with pytest.raises(ValueError, match=text):
         bx.solve(**arguments, key=jr.key(0))
+
+
+def test_a_run_that_falls_off_the_edge_returns_the_best_it_saw():
+    # F falls towards x = -1, where g is undefined.
+    problem = bx.Problem(
+        lambda x, y: x[0] + 0 * y[0],
+        lambda x, y: 0.5 * y[0] ** 2 / (1 + x[0]),
+        bx.Polyhedron(A=[[1.0]], b=[1.0]),
+        domain=bx.Box([-1.0], [2.0]),
+    )
+    s = bx.solve(problem, bx.DSBLO(), jnp.array([1.0]), key=jr.key(0), throw=False)
+    assert s.success
+    assert np.isfinite(s.value)
+    assert -1 < float(s.x[0]) < 1

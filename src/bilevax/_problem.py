@@ -21,8 +21,8 @@ from ._constraints import (
     AbstractConstraints,
     Box,
     Polyhedron,
-    as_float,
     check_not_empty,
+    tree_as_float,
 )
 from ._perturbation import tree_add
 
@@ -76,7 +76,7 @@ class Problem(AbstractProblem):
 
     def perturbed(self, q: PyTree[Array]) -> "Problem":
         """The same problem with `<q, y>` added to the lower objective."""
-        q = jax.tree.map(lambda leaf: as_float(leaf, "q"), q)
+        q = tree_as_float(q, "q")
         check_like(q, self.y0, "q", "y")
         lower = self.lower
         if isinstance(lower, _Tilted):
@@ -176,7 +176,7 @@ class _Tilted(eqx.Module):
 
 def checked_point(problem: Problem, x: PyTree) -> PyTree[Array]:
     """`x` as floating arrays that fit the problem, or a `ValueError`."""
-    x = jax.tree.map(lambda leaf: as_float(leaf, "x"), x)
+    x = tree_as_float(x, "x")
     if not jax.tree.leaves(x):
         raise ValueError("`x` must hold at least one array; got an empty tree.")
     problem.constraints.check_x(x)
@@ -242,7 +242,7 @@ def _checked_start(constraints, y0):
                 "unknown."
             )
         return like
-    y0 = jax.tree.map(lambda leaf: as_float(leaf, "y0"), y0)
+    y0 = tree_as_float(y0, "y0")
     check_not_empty(y0, "y0")
     if isinstance(constraints, Polyhedron):
         size = sum(leaf.size for leaf in jax.tree.leaves(y0))

@@ -197,9 +197,10 @@ class _Run:
         kept, chosen = x, self._chosen_step()
         history, step, spent = History().evaluated(0, e.value, 0.0), 0, 0.0
         if self.checkpoint is not None and os.path.exists(self.checkpoint):
-            state, kept, history, step, spent = self._restore(state, kept)
+            state, kept, x, history, step, spent = self._restore(state, kept, x)
+            x, e = evaluate_allowed(self.view, x)
             self.advance(step)
-        reason = "all steps taken"
+        reason, best = "all steps taken", (x, e)
         while step < self.num_steps:
             last = min(step + self.chunk, self.num_steps)
             state, kept, records = _advance(
@@ -213,8 +214,10 @@ class _Run:
             x, e = evaluate_allowed(self.view, state.x)
             seconds = spent + time.perf_counter() - began
             history = history.evaluated(step, e.value, seconds)
+            if _is_answer(e.status) and e.value <= best[1].value:
+                best = (x, e)
             if self.checkpoint is not None:
-                self._save(state, kept, history, step, seconds)
+                self._save(state, kept, best[0], history, step, seconds)
             early = self._reason_to_stop(x, e, history, scales, seconds)
             if self.callback is not None and self.callback(step, x, e.value, history):
                 early = "the callback asked"
@@ -226,6 +229,9 @@ class _Run:
             x, e = evaluate_allowed(self.view, kept)
         elif step:
             x, e = evaluate_allowed(self.view, state.x)
+        if not _is_answer(e.status):
+            reason = "the last iterate has no answer, the best one seen is returned"
+            x, e = best
         return x, e, history, reason, float(scales.length)
 
     def _chosen_step(self) -> int:
@@ -259,16 +265,18 @@ class _Run:
             key=np.asarray(jr.key_data(self.key)).tolist(),
         )
 
-    def _save(self, state, kept, history, step, seconds):
-        arrays = checkpoints.flatten((state, kept), "state_") | to_arrays(history)
+    def _save(self, state, kept, best, history, step, seconds):
+        arrays = checkpoints.flatten((state, kept, best), "state_")
+        arrays |= to_arrays(history)
         meta = self._meta() | {"step": step, "spent": seconds}
         checkpoints.save(self.checkpoint, arrays, meta)
 
-    def _restore(self, state, kept):
+    def _restore(self, state, kept, best):
         arrays, meta = checkpoints.load(self.checkpoint)
         checkpoints.check_same(self.checkpoint, meta, self._meta())
-        state, kept = checkpoints.unflatten(arrays, "state_", (state, kept))
-        return state, kept, from_arrays(arrays), meta["step"], meta["spent"]
+        like = (state, kept, best)
+        state, kept, best = checkpoints.unflatten(arrays, "state_", like)
+        return state, kept, best, from_arrays(arrays), meta["step"], meta["spent"]
 
 
 @quick_jit
@@ -330,6 +338,13 @@ def _finish(run: _Run, x, e, history, stopped, length, polish, certify) -> Solut
         new_x, new = evaluate_allowed(run.view, polished.x)
         if _is_answer(new.status) and new.value <= e.value:
             x, e = new_x, new
+    if moves(run.view) and status_name(e.status) == "dependent_rows":
+        # At the edge of the set of `x` with a non-empty lower level: a hair inside, or
+        # another solver would find it empty.
+        inside = onto_allowed(run.view, x)
+        new = hypergradient(run.view, inside, throw=False)
+        if _is_answer(new.status):
+            x, e = inside, new
     answer = _is_answer(e.status)
     certificate = None
     if certify is not None and answer:

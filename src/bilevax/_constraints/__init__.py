@@ -8,6 +8,7 @@ from .base import (
     AbstractConstraints as AbstractConstraints,
     as_float as as_float,
     check_not_empty as check_not_empty,
+    tree_as_float as tree_as_float,
 )
 from .box import Box as Box
 from .polyhedron import Polyhedron as Polyhedron

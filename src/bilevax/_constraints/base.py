@@ -99,6 +99,20 @@ def as_float(value, name: str, ndim: int | None = None) -> Array:
     return array
 
 
+def tree_as_float(tree, name: str):
+    """`as_float` on every leaf; a list or tuple of plain numbers is one vector."""
+    return jax.tree.map(lambda leaf: as_float(leaf, name), tree, is_leaf=_is_vector)
+
+
+def _is_vector(value) -> bool:
+    """Whether `value` is a non-empty list of Python numbers, or of such lists."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(isinstance(v, int | float) or _is_vector(v) for v in value)
+    )
+
+
 def check_not_empty(tree, name: str) -> None:
     """Raise a `ValueError` if the arrays of `tree` have no entry between them."""
     if not any(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree)):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from .base import AbstractFixedSet, as_float, check_not_empty
+from .base import AbstractFixedSet, check_not_empty, tree_as_float
 
 
 class Box(AbstractFixedSet):
@@ -22,8 +22,7 @@ class Box(AbstractFixedSet):
     upper: PyTree[Array]
 
     def __init__(self, lower, upper):
-        lower = jax.tree.map(lambda leaf: as_float(leaf, "lower"), lower)
-        upper = jax.tree.map(lambda leaf: as_float(leaf, "upper"), upper)
+        lower, upper = tree_as_float(lower, "lower"), tree_as_float(upper, "upper")
         check_not_empty(lower, "lower")
         check_not_empty(upper, "upper")
         self.lower, self.upper = _broadcast_bounds(lower, upper)
