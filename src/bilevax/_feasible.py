@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, PyTree
 from ._adjoint import DenseAdjoint, kkt_system
 from ._constraints import Box, Polyhedron
 from ._lower.active_set import ActiveSet
-from ._lower.base import LowerSolution
+from ._lower.base import LowerSolution, run_if
+from ._lower.dense import unit_rows
 from ._problem import Problem
 from ._tolerances import tolerances
 
@@ -56,7 +57,21 @@ def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     if isinstance(domain, Box):
         return jax.tree.map(jnp.clip, x, domain.lower, domain.upper)
     flat, unravel = ravel_pytree(x)
-    return unravel(nearest(problem, flat, coupled=False).x)
+    return unravel(
+        run_if(
+            excess(domain, flat)[0] > 0,
+            lambda point: nearest(problem, point, coupled=False).x,
+            flat,
+        )
+    )
+
+
+def excess(domain: Polyhedron, x: Float[Array, " d"]):
+    """By how much `x` breaks the (unit) rows in all, and the gradient of that."""
+    rows = unit_rows(domain, jnp.zeros_like(x), x.size, x.dtype)
+    over = jnp.where(rows.usable, rows.A @ x - rows.rhs, 0)
+    sign = jnp.where(rows.equality, jnp.sign(over), over > 0)
+    return sign @ over, sign @ rows.A
 
 
 @eqx.filter_jit

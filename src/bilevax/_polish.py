@@ -19,10 +19,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._constraints import Box, Polyhedron
-from ._feasible import Nearest, moves, nearest
+from ._feasible import Nearest, excess, moves, nearest
 from ._implicit import hypergradient
 from ._lower.base import LowerSolution, run_if
-from ._lower.dense import unit_rows
 from ._problem import Problem
 from ._quick import quick_jit
 from ._status import Status
@@ -251,11 +250,11 @@ def _evaluate(problem: Problem, unravel, x, warm) -> _Point:
     point = _at(problem, unravel, x, allowed, keep, warm)
     if not isinstance(domain, Polyhedron):
         return point
-    excess, push = _excess(domain, x)
+    over, push = excess(domain, x)
     return eqx.tree_at(
         lambda p: (p.distance, p.push),
         point,
-        (point.distance + excess, point.push + push),
+        (point.distance + over, point.push + push),
     )
 
 
@@ -304,14 +303,6 @@ def _point(x, allowed, value, grad, lower) -> _Point:
     distance = jnp.linalg.norm(away)
     push = jnp.where(distance > 0, away / jnp.where(distance > 0, distance, 1), 0)
     return _Point(x, allowed, value, distance, grad, push, lower)
-
-
-def _excess(domain: Polyhedron, x):
-    """By how much `x` breaks the (unit) rows in all, and the gradient of that."""
-    rows = unit_rows(domain, jnp.zeros_like(x), x.size, x.dtype)
-    over = jnp.where(rows.usable, rows.A @ x - rows.rhs, 0)
-    sign = jnp.where(rows.equality, jnp.sign(over), over > 0)
-    return sign @ over, sign @ rows.A
 
 
 def _where(predicate, new, old):
