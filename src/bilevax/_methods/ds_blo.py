@@ -28,6 +28,10 @@ def _number(default):
     return eqx.field(default=default, converter=convert)
 
 
+# Steps over which lengths and tilts fall by their whole factor, at least.
+_SHORTEST_FALL = 300
+
+
 class DSBLOState(eqx.Module):
     """`x`, the momentum, and the last lower-level solution as a warm start.
 
@@ -52,10 +56,10 @@ class DSBLO(AbstractMethod):
         m+   = beta m + (1 - beta) grad F_q(xbar)
 
     Called without arguments it needs no tuning: step lengths fall geometrically from
-    `first_step` to `first_step * decay` times the length scale of the problem, tilts
-    from `first_tilt` of its force scale, both measured at the start. With `gamma1` and
-    `gamma2` given, steps are exactly those of the paper and `perturbation` is the law
-    of `q`.
+    `first_step` to `first_step * decay` times the length scale of the problem (over 300
+    steps at least), tilts from `first_tilt` of its force scale, both measured at the
+    start. With `gamma1` and `gamma2` given, steps are exactly those of the paper and
+    `perturbation` is the law of `q`.
 
     - `gamma1`, `gamma2`: constants of the step, both or none.
     - `beta`: weight of the old momentum.
@@ -105,7 +109,8 @@ class DSBLO(AbstractMethod):
     def step(self, problem, state, *, step, num_steps, key):
         sample_key, tilt_key, segment_key = jr.split(key, 3)
         problem = problem.draw(sample_key)
-        share = step / jnp.maximum(num_steps, 1)
+        # In a short run steps that fall all the way would die before `x` arrives.
+        share = step / jnp.maximum(num_steps, _SHORTEST_FALL)
 
         m, m_norm = state.momentum, tree_norm(state.momentum)
         length = self._length(m_norm, share, state.scales)
