@@ -615,8 +615,8 @@ def sizes_of(text):
 def arguments():
     parser = argparse.ArgumentParser(description="One hypergradient, tool by tool.")
     parser.add_argument("--sizes", default=SIZES, help='pairs "n,k n,k"')
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--points", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--points", type=int, default=600)
     parser.add_argument("--box", type=int, default=10**6, help="variables; 0 for none")
     parser.add_argument("--json", metavar="OUT", help="write all numbers to a file")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
