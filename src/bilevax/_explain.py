@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 from ._implicit import Evaluation, hypergradient
 from ._lower.dense import flatten
 from ._problem import Problem, checked_point
-from ._status import status_name
+from ._status import has_value
 from ._tolerances import tolerances
 
 # Linear programs for compactness: two per variable.
@@ -71,8 +71,7 @@ def explain(problem: Problem, x: PyTree) -> Explanation:
 
 
 def _defined(e: Evaluation) -> Finding:
-    name = status_name(e.status)
-    fine = name in ("successful", "kink", "dependent_rows", "adjoint_limit")
+    fine = has_value(e.status)
     text = f"F(x) = {float(e.value):.6g}" if fine else e.message
     return Finding("F is defined", "everything", fine, float(e.value), text)
 

@@ -31,7 +31,7 @@ from ._problem import AbstractProblem, Problem, checked_point
 from ._progress import progress_bar
 from ._quick import quick_jit
 from ._scales import measure_scales
-from ._status import BilevelError, message, status_name
+from ._status import BilevelError, has_value, message, status_name
 
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
@@ -189,7 +189,7 @@ class _Run:
         began = time.perf_counter()
         x0 = _like(x0, x0)
         x, e = evaluate_allowed(self.view, x0)
-        if not _is_answer(e.status):
+        if not has_value(e.status):
             return x, e, History(), "no start", 1.0
         scales = measure_scales(self.view, x, e)
         # Without weak types, or the second chunk would compile anew.
@@ -214,7 +214,7 @@ class _Run:
             x, e = evaluate_allowed(self.view, state.x)
             seconds = spent + time.perf_counter() - began
             history = history.evaluated(step, e.value, seconds)
-            if _is_answer(e.status) and e.value <= best[1].value:
+            if has_value(e.status) and e.value <= best[1].value:
                 best = (x, e)
             if self.checkpoint is not None:
                 self._save(state, kept, best[0], history, step, seconds)
@@ -229,7 +229,7 @@ class _Run:
             x, e = evaluate_allowed(self.view, kept)
         elif step:
             x, e = evaluate_allowed(self.view, state.x)
-        if not _is_answer(e.status):
+        if not has_value(e.status):
             reason = "the last iterate has no answer, the best one seen is returned"
             x, e = best
         return x, e, history, reason, float(scales.length)
@@ -321,31 +321,24 @@ def evaluate_allowed(problem: Problem, x) -> tuple[Any, Evaluation]:
     return x, e
 
 
-def _is_answer(status) -> bool:
-    """Kinks are where minimisers sit: the value is right, which is what counts."""
-    return status_name(status) in (
-        "successful", "kink", "dependent_rows", "adjoint_limit",
-    )  # fmt: skip
-
-
 def _finish(run: _Run, x, e, history, stopped, length, polish, certify) -> Solution:
     stochastic = (x, float(e.value))
     polished = None
-    if polish and _is_answer(e.status):
+    if polish and has_value(e.status):
         first = 1e-3 * jnp.asarray(length, ravel_pytree(x)[0].dtype)
         polished = polish_from(run.view, x, e.lower, first)
         polished = eqx.tree_at(lambda p: p.start_value, polished, e.value)
         new_x, new = evaluate_allowed(run.view, polished.x)
-        if _is_answer(new.status) and new.value <= e.value:
+        if has_value(new.status) and new.value <= e.value:
             x, e = new_x, new
     if moves(run.view) and status_name(e.status) == "dependent_rows":
         # At the edge of the set of `x` with a non-empty lower level: a hair inside, or
         # another solver would find it empty.
         inside = onto_allowed(run.view, x)
         new = hypergradient(run.view, inside, throw=False)
-        if _is_answer(new.status):
+        if has_value(new.status):
             x, e = inside, new
-    answer = _is_answer(e.status)
+    answer = has_value(e.status)
     certificate = None
     if certify is not None and answer:
         certificate = certify_at(run.view, x, certify, key=run.key)

@@ -92,6 +92,19 @@ def status_name(status) -> str:
     return _NAMES[int(np.asarray(status._value))]
 
 
+def has_value(status) -> bool:
+    """Whether `F` is right where a concrete status was met, its gradient or not.
+
+    Kinks are among these: that is where minimisers sit.
+    """
+    return status_name(status) in (
+        "successful",
+        "kink",
+        "dependent_rows",
+        "adjoint_limit",
+    )
+
+
 def is_traced(tree) -> bool:
     """Whether any leaf is a tracer, so that nothing can be decided on its value."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
