@@ -20,7 +20,6 @@ import numpy as np
 
 import bilevax as bx
 from bilevax._methods.base import Scales
-from bilevax._solve import _advance, _like
 from bilevax.experiments.families import Member
 
 GAMMA1, GAMMA2, BETA, STD = 100.0, 1.0, 0.9, 1e-3
@@ -74,10 +73,10 @@ def bilevax_loop(problem: bx.Problem, steps: int) -> tuple[float, float]:
     e = bx.hypergradient(problem, x)
     one = jnp.ones(())
     scales = Scales(one, one, one)
-    state = _like(*[method.init(x, e.lower, scales)] * 2)
+    state = start(problem, method, x, e, scales, jr.key(0))
 
     def run(first):
-        out = _advance(
+        out = advance(
             problem, method, steps, state, x, jr.key(0), jnp.asarray(first),
             jnp.asarray(first + steps), jnp.asarray(10**9), jnp.asarray(-1),
         )  # fmt: skip

@@ -33,7 +33,7 @@ def test_solve_prints_and_speaks_json(good, capsys, tmp_path):
     out = json.loads(capsys.readouterr().out)
     assert out["success"]
     assert abs(out["x"][0][0]) < 1e-6
-    assert out["work"]["oracle_calls"] == 300
+    assert out["work"]["lower_solves"] == 300
     # The second call finds the finished run.
     assert main(["solve", good, "--checkpoint", checkpoint]) == 0
     text = capsys.readouterr().out

@@ -113,7 +113,7 @@ def test_history_counts_and_chunks_do_not_matter():
         np.testing.assert_array_equal(column, pieces.history[name])
     assert len(pieces.history) == 90
     assert pieces.history.evaluated_at.tolist() == [0, 13, 26, 39, 52, 65, 78, 90]
-    assert whole.history.totals["oracle_calls"] == 90
+    assert whole.history.totals["lower_solves"] == 90
     assert pieces.history.seconds.shape == pieces.history.value.shape
 
 

@@ -31,8 +31,9 @@ from ._perturbation import (
 )
 from ._problem import Problem as Problem, StochasticProblem as StochasticProblem
 from ._quality import Quality as Quality
+from ._run import Stop as Stop
 from ._solution_map import solution_map as solution_map
-from ._solve import Solution as Solution, Stop as Stop, solve as solve
+from ._solve import Solution as Solution, solve as solve
 from ._status import (
     BilevelError as BilevelError,
     Status as Status,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._methods.base import Record
+from ._methods.base import WORK, Record
 
 
 @dataclass
@@ -32,8 +32,7 @@ class History:
     @property
     def totals(self) -> dict[str, int]:
         """Work of the whole run."""
-        names = ("oracle_calls", "lower_passes", "factorisations", "safeguard")
-        return {name: int(self.steps[name].sum()) for name in names if len(self)}
+        return {name: int(self.steps[name].sum()) for name in WORK if len(self)}
 
     def extended(self, records: Record, count: int) -> "History":
         """With the first `count` rows of a buffer of records."""

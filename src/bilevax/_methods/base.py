@@ -4,12 +4,21 @@ import abc
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from .._implicit import Evaluation
 from .._lower.base import LowerSolution
-from .._problem import AbstractProblem
+from .._problem import AbstractProblem, Problem, StochasticProblem
+
+# A number of a method, kept as an array; see `number`.
+Number = Any
+
+# Steps over which lengths and tilts fall by their whole factor, at least: in a shorter
+# run steps that fell all the way would die before `x` arrives.
+_SHORTEST_FALL = 300
 
 
 class Scales(eqx.Module):
@@ -26,13 +35,19 @@ class Scales(eqx.Module):
 
 
 class Record(eqx.Module):
-    """One step in numbers, the same for every method.
+    """One step in numbers, the same for every method; `report` fills it.
 
     - `value`: the (tilted, sampled) objective where the gradient was taken.
     - `move`: how far `x` really moved, after projection.
     - `momentum_norm`: the size of the direction that decided the step.
-    - `oracle_calls`: lower-level solves, each with one gradient.
+    - `tilt`: the size of the perturbation that was drawn; NaN where its law has none.
+    - `recovered`: whether `x` was taken back to where the lower level has a point.
     - `status`: how the gradient ended, as a number; `Status` names it.
+
+    The others count work: lower-level solves with their passes, factorisations and
+    steps of the safeguard; gradients of `f`; products with second derivatives of `g`;
+    linear solves with them; solves of a penalised, barrier or saddle problem in `y`;
+    data samples drawn.
     """
 
     value: Float[Array, ""]
@@ -40,25 +55,70 @@ class Record(eqx.Module):
     momentum_norm: Float[Array, ""]
     move: Float[Array, ""]
     tilt: Float[Array, ""]
+    active_changes: Int[Array, ""]
+    recovered: Int[Array, ""]
+    status: Int[Array, ""]
+    lower_solves: Int[Array, ""]
     lower_passes: Int[Array, ""]
     factorisations: Int[Array, ""]
     safeguard: Int[Array, ""]
-    active_changes: Int[Array, ""]
-    oracle_calls: Int[Array, ""]
-    recovered: Int[Array, ""]
-    status: Int[Array, ""]
+    upper_gradients: Int[Array, ""]
+    hessian_products: Int[Array, ""]
+    linear_solves: Int[Array, ""]
+    penalty_solves: Int[Array, ""]
+    samples: Int[Array, ""]
+
+
+# The fields of a record that count work.
+WORK = (
+    "lower_solves",
+    "lower_passes",
+    "factorisations",
+    "safeguard",
+    "upper_gradients",
+    "hessian_products",
+    "linear_solves",
+    "penalty_solves",
+    "samples",
+)
+
+
+class Draws(eqx.Module):
+    """The keys of one step. Methods that share them share their random numbers.
+
+    - `sample`: the data; `tilt`: of the lower level; `segment`: a point between two
+      iterates; `direction`: anything drawn in the space of `x`.
+    """
+
+    sample: PRNGKeyArray
+    tilt: PRNGKeyArray
+    segment: PRNGKeyArray
+    direction: PRNGKeyArray
 
 
 class AbstractMethod(eqx.Module):
     """`init` makes a state, `step` advances it; both are traced.
 
-    The first step finds `x` in the state, no gradient and a lower-level solution that
-    is blank. Step `t` gets its own key, so a run cut into pieces is the same run.
+    A state has at least `x` and `lower`, the last lower-level solution (or the first),
+    as a warm start. Step `t` gets its own key, so a run cut into pieces is the same
+    run.
     """
 
     @abc.abstractmethod
-    def init(self, x: PyTree[Array], lower: LowerSolution, scales: Scales) -> Any:
-        """The state before the first step."""
+    def init(
+        self,
+        problem: Problem,
+        x: PyTree[Array],
+        lower: LowerSolution,
+        scales: Scales,
+        *,
+        key: PRNGKeyArray,
+    ) -> Any:
+        """The state before the first step.
+
+        `problem` is the deterministic one by which the run is judged, `lower` its
+        lower-level solution at `x`; `key` is for draws that last the whole run.
+        """
 
     @abc.abstractmethod
     def step(
@@ -72,15 +132,71 @@ class AbstractMethod(eqx.Module):
     ) -> tuple[Any, Record]:
         """One step."""
 
+    def refusal(self, problem: AbstractProblem) -> str | None:
+        """Why this method cannot run on `problem`, in one sentence; None if it can."""
+        return None
 
-def lower_work(e: Evaluation, before: LowerSolution) -> dict:
-    """The entries of a record that describe the lower level."""
+
+def number(default):
+    """A field that is an array, so that another value does not recompile."""
+    convert = lambda value: None if value is None else jnp.asarray(value, float)
+    return eqx.field(default=default, converter=convert)
+
+
+def draws(key: PRNGKeyArray) -> Draws:
+    """The keys of one step, from its own."""
+    return Draws(*jr.split(key, 4))
+
+
+def falling(first, decay, step, num_steps):
+    """`first` at the start of a run and `first * decay` at its end, geometrically."""
+    return first * decay ** (step / jnp.maximum(num_steps, _SHORTEST_FALL))
+
+
+def tree_norm(tree: PyTree[Array]) -> Float[Array, ""]:
+    """The Euclidean norm over all leaves."""
+    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+
+
+def tree_step(x: PyTree[Array], length, direction: PyTree[Array]) -> PyTree[Array]:
+    """`x + length * direction`."""
+    return jax.tree.map(lambda a, b: a + length * b, x, direction)
+
+
+def report(
+    problem: AbstractProblem,
+    e: Evaluation,
+    before: LowerSolution,
+    x: PyTree[Array],
+    new_x: PyTree[Array],
+    **others,
+) -> Record:
+    """The record of a step from `x` to `new_x` with one hypergradient `e`.
+
+    `others` replaces entries, for methods that work in another way.
+    """
+    norm = tree_norm(e.grad)
     work = e.lower.iterations
-    return dict(
+    entries = dict(
         value=e.value,
+        gradient_norm=norm,
+        momentum_norm=norm,
+        move=tree_norm(jax.tree.map(jnp.subtract, new_x, x)),
+        tilt=jnp.zeros_like(norm),
+        active_changes=jnp.sum(e.lower.active != before.active),
+        recovered=0,
+        status=e.status._value,
+        lower_solves=1,
         lower_passes=work.passes,
         factorisations=work.factorisations,
         safeguard=work.safeguard,
-        active_changes=jnp.sum(e.lower.active != before.active),
-        status=e.status._value,
+        upper_gradients=1,
+        hessian_products=1,
+        linear_solves=1,
+        penalty_solves=0,
+        samples=int(isinstance(problem, StochasticProblem)),
     )
+    entries |= others
+    for name in (*WORK, "recovered"):
+        entries[name] = jnp.asarray(entries[name], int)
+    return Record(**entries)

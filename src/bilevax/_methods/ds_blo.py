@@ -1,35 +1,29 @@
 """DS-BLO: doubly stochastically perturbed, normalised momentum (`Algo: DS-BLO`)."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, PRNGKeyArray, PyTree
 
-from .._feasible import moves, onto_allowed, onto_domain
-from .._implicit import hypergradient
-from .._lower.base import LowerSolution, run_if
+from .._feasible import onto_domain
+from .._lower.base import LowerSolution
 from .._perturbation import AbstractPerturbation, Gaussian
 from .._problem import Problem
-from .._status import Status
 from ..theory.inputs import AlgorithmInputs
-from .base import AbstractMethod, Record, Scales, lower_work
-
-# A number, kept as an array.
-Number = Any
-
-
-def _number(default):
-    """A field that is an array, so that another value does not recompile."""
-    convert = lambda value: None if value is None else jnp.asarray(value, float)
-    return eqx.field(default=default, converter=convert)
-
-
-# Steps over which lengths and tilts fall by their whole factor, at least.
-_SHORTEST_FALL = 300
+from .base import (
+    AbstractMethod,
+    Number,
+    Scales,
+    draws,
+    falling,
+    number,
+    report,
+    tree_norm,
+    tree_step,
+)
+from .oracle import gradient_at
 
 
 class DSBLOState(eqx.Module):
@@ -44,6 +38,7 @@ class DSBLOState(eqx.Module):
     lower: LowerSolution
     scales: Scales
     started: Bool[Array, ""]
+    fixed: PRNGKeyArray
 
 
 class DSBLO(AbstractMethod):
@@ -66,17 +61,21 @@ class DSBLO(AbstractMethod):
     - `perturbation`: law of the tilt; by default Gaussian with a falling deviation.
     - `window`: how many steps before a random one the returned iterate lies
       (`output="random"`); the `K` of `Thm:Main_I`.
+    - `fresh_tilt`, `segment`: switches for ablations. False keeps the first tilt for
+      the whole run, or takes gradients at the iterate itself.
     """
 
-    gamma1: Number | None = _number(None)
-    gamma2: Number | None = _number(None)
-    beta: Number = _number(0.9)
+    gamma1: Number | None = number(None)
+    gamma2: Number | None = number(None)
+    beta: Number = number(0.9)
     perturbation: AbstractPerturbation | None = None
-    first_step: Number = _number(0.05)
-    decay: Number = _number(1e-5)
-    first_tilt: Number = _number(1e-3)
-    tilt_decay: Number = _number(1e-4)
+    first_step: Number = number(0.05)
+    decay: Number = number(1e-5)
+    first_tilt: Number = number(1e-3)
+    tilt_decay: Number = number(1e-4)
     window: int = 0
+    fresh_tilt: bool = True
+    segment: bool = True
 
     def __check_init__(self):
         if (self.gamma1 is None) != (self.gamma2 is None):
@@ -102,46 +101,48 @@ class DSBLO(AbstractMethod):
             window=int(inputs.K),
         )
 
-    def init(self, x, lower, scales):
+    def init(self, problem, x, lower, scales, *, key):
         zeros = jax.tree.map(jnp.zeros_like, x)
-        return DSBLOState(x, zeros, lower, scales, jnp.asarray(False))
+        return DSBLOState(x, zeros, lower, scales, jnp.asarray(False), key)
 
     def step(self, problem, state, *, step, num_steps, key):
-        sample_key, tilt_key, segment_key = jr.split(key, 3)
-        problem = problem.draw(sample_key)
-        # In a short run steps that fall all the way would die before `x` arrives.
-        share = step / jnp.maximum(num_steps, _SHORTEST_FALL)
-
+        keys = draws(key)
+        now = problem.draw(keys.sample)
         m, m_norm = state.momentum, tree_norm(state.momentum)
-        length = self._length(m_norm, share, state.scales)
+        length = self._length(m_norm, state.scales, step, num_steps)
         # The first step stands still: it only finds the first gradient.
         length = jnp.where(state.started, length, 0)
-        ahead = self._ahead(problem, state.x, m, length)
-        where = jr.uniform(segment_key, (), m_norm.dtype)
+        ahead = self._ahead(now, state.x, m, length)
+        where = jr.uniform(keys.segment, (), m_norm.dtype) if self.segment else 1
         between = jax.tree.map(lambda a, b: a + where * (b - a), state.x, ahead)
 
-        law, deviation = self._law(problem, share, state.scales)
-        q = law.sample(problem.y0, key=tilt_key)
-        e, x, recovered = _evaluate(
-            problem, problem.perturbed(q), between, ahead, state
-        )
-        usable = jnp.isfinite(e.value) & jnp.isfinite(tree_norm(e.grad))
+        law, deviation = self._law(now, state.scales, step, num_steps)
+        tilt_key = keys.tilt if self.fresh_tilt else state.fixed
+        q = law.sample(now.y0, key=tilt_key)
+        oracle = gradient_at(now.perturbed(q), between, ahead, state.lower)
+        e, usable = oracle.e, oracle.usable
         beta = jnp.where(state.started, self.beta, 0)
         momentum = jax.tree.map(
             lambda old, new: jnp.where(usable, beta * old + (1 - beta) * new, old),
             m,
             e.grad,
         )
-        record = Record(
-            gradient_norm=tree_norm(e.grad),
+        record = report(
+            problem,
+            e,
+            state.lower,
+            state.x,
+            oracle.ahead,
             momentum_norm=m_norm,
-            move=tree_norm(jax.tree.map(jnp.subtract, x, state.x)),
             tilt=deviation,
-            oracle_calls=1 + jnp.asarray(recovered, int),
-            recovered=jnp.asarray(recovered, int),
-            **lower_work(e, state.lower),
+            lower_solves=1 + oracle.recovered,
+            recovered=oracle.recovered,
         )
-        new = DSBLOState(x, momentum, e.lower, state.scales, state.started | usable)
+        new = eqx.tree_at(
+            lambda s: (s.x, s.momentum, s.lower, s.started),
+            state,
+            (oracle.ahead, momentum, e.lower, state.started | usable),
+        )
         return new, record
 
     def _ahead(self, problem: Problem, x, m, length):
@@ -151,9 +152,7 @@ class DSBLO(AbstractMethod):
         step of the right length would hardly move `x`. Without explicit constants such
         a step is stretched, so that what is left of it has the wanted length.
         """
-        move = lambda length: onto_domain(
-            problem, jax.tree.map(lambda a, b: a - length * b, x, m)
-        )
+        move = lambda length: onto_domain(problem, tree_step(x, -length, m))
         first = move(length)
         if problem.domain is None or self.gamma1 is not None:
             return first
@@ -162,55 +161,20 @@ class DSBLO(AbstractMethod):
         stretch = want / jnp.maximum(left, 1e-3 * want + jnp.finfo(want.dtype).tiny)
         return move(length * jnp.maximum(stretch, 1))
 
-    def _length(self, m_norm, share, scales: Scales):
+    def _length(self, m_norm, scales: Scales, step, num_steps):
         """`1 / (gamma1 |m| + gamma2)`."""
         if self.gamma1 is not None:
             return 1 / (self.gamma1 * m_norm + self.gamma2)
-        reach = self.first_step * scales.length * self.decay**share
+        reach = scales.length * falling(self.first_step, self.decay, step, num_steps)
         # gamma1 = 1 / reach; gamma2 small, so that steps stay as long as `reach` until
         # the momentum has all but died.
         return reach / (m_norm + 1e-4 * scales.slope + jnp.finfo(m_norm.dtype).tiny)
 
-    def _law(self, problem: Problem, share, scales: Scales):
+    def _law(self, problem: Problem, scales: Scales, step, num_steps):
         if self.perturbation is not None:
             return self.perturbation, jnp.asarray(jnp.nan)
         size = ravel_pytree(problem.y0)[0].size
-        deviation = self.first_tilt * self.tilt_decay**share
+        step = step if self.fresh_tilt else 0
+        deviation = falling(self.first_tilt, self.tilt_decay, step, num_steps)
         deviation = deviation * scales.force / jnp.sqrt(size)
         return Gaussian(deviation), deviation
-
-
-def _evaluate(problem, tilted, between, ahead, state: DSBLOState):
-    """The gradient at `between`, or at the nearest allowed point if none exists there.
-
-    Returns the evaluation, where `x` goes, and whether recovery was needed. Both ends
-    of the segment are allowed points, unless rounding or the first `x` say otherwise.
-    """
-    warm = state.lower
-    solve = lambda x, warm: hypergradient(tilted, x, warm=warm, throw=False)
-    if not moves(problem):
-        return solve(between, warm), ahead, jnp.asarray(False)
-
-    def attempt(carry):
-        e, between, ahead, tries, _ = carry
-        between, ahead = run_if(
-            tries > 0,
-            lambda _: (lambda x: (x, x))(onto_allowed(problem, ahead)),
-            (between, ahead),
-        )
-        e = solve(between, e.lower)
-        empty = e.status == Status.infeasible
-        return e, between, ahead, tries + 1, empty & (tries < 1)
-
-    blank = eqx.filter_eval_shape(solve, between, warm)
-    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), blank)
-    blank = eqx.tree_at(lambda e: e.lower, blank, warm)
-    e, _, ahead, tries, _ = jax.lax.while_loop(
-        lambda c: c[-1], attempt, (blank, between, ahead, 0, jnp.asarray(True))
-    )
-    return e, ahead, tries > 1
-
-
-def tree_norm(tree: PyTree[Array]) -> Float[Array, ""]:
-    """The Euclidean norm over all leaves."""
-    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))

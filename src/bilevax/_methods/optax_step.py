@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .ds_blo import tree_norm
+from .base import tree_norm
 
 
 class NormalisedMomentumState(NamedTuple):

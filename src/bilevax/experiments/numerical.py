@@ -80,5 +80,5 @@ def _run(member: Member, num_steps: int, look_every: int) -> dict:
         stochastic=solution.stochastic[1],
         polished=solution.value,
         status=solution.status_name,
-        lower_solves=history.totals["oracle_calls"],
+        lower_solves=history.totals["lower_solves"],
     )

@@ -1,0 +1,63 @@
+"""The gradient of `F` where a method asks for it, or as near to there as it exists."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
+
+from .._feasible import moves, onto_allowed
+from .._implicit import Evaluation, hypergradient
+from .._lower.base import LowerSolution, run_if
+from .._problem import Problem
+from .._status import Status
+from .base import tree_norm
+
+
+class Oracle(eqx.Module):
+    """`e` was taken at `at`; `ahead` is where `x` may go; both allowed points."""
+
+    e: Evaluation
+    at: PyTree[Array]
+    ahead: PyTree[Array]
+    recovered: Bool[Array, ""]
+
+    @property
+    def usable(self) -> Bool[Array, ""]:
+        """Whether there is a gradient to step along."""
+        return jnp.isfinite(self.e.value) & jnp.isfinite(tree_norm(self.e.grad))
+
+
+def gradient_at(
+    problem: Problem,
+    at: PyTree[Array],
+    ahead: PyTree[Array],
+    warm: LowerSolution,
+) -> Oracle:
+    """The gradient at `at`, or at the nearest allowed point to `ahead` if none exists.
+
+    `ahead` is the next iterate, with `at` on the way to it; a method that takes the
+    gradient at its iterate passes that twice. The allowed set is convex, so both ends
+    of a segment being allowed, rounding and the first `x` alone can break the rule.
+    """
+    solve = lambda x, warm: hypergradient(problem, x, warm=warm, throw=False)
+    if not moves(problem):
+        return Oracle(solve(at, warm), at, ahead, jnp.asarray(False))
+
+    def attempt(carry):
+        e, at, ahead, tries, _ = carry
+        at, ahead = run_if(
+            tries > 0,
+            lambda _: (lambda x: (x, x))(onto_allowed(problem, ahead)),
+            (at, ahead),
+        )
+        e = solve(at, e.lower)
+        empty = e.status == Status.infeasible
+        return e, at, ahead, tries + 1, empty & (tries < 1)
+
+    blank = eqx.filter_eval_shape(solve, at, warm)
+    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), blank)
+    blank = eqx.tree_at(lambda e: e.lower, blank, warm)
+    e, at, ahead, tries, _ = jax.lax.while_loop(
+        lambda c: c[-1], attempt, (blank, at, ahead, 0, jnp.asarray(True))
+    )
+    return Oracle(e, at, ahead, tries > 1)

@@ -1,0 +1,216 @@
+"""One start of a run: compiled chunks of steps, and everything between them.
+
+The loop over steps is compiled. What a person sees (progress, callbacks, looks at the
+true `F`, early stopping, checkpoints) happens in Python between chunks of steps.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from . import _checkpoint as checkpoints
+from ._certificate import certify
+from ._feasible import moves, onto_allowed, onto_domain
+from ._history import History, blank_records, from_arrays, to_arrays
+from ._implicit import Evaluation, hypergradient
+from ._methods.base import AbstractMethod
+from ._problem import AbstractProblem, Problem
+from ._quick import quick_jit
+from ._scales import measure_scales
+from ._status import has_value, status_name
+
+# Folded into the key of a run for draws that last all of it; no step has this number.
+_WHOLE_RUN = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When to end before `num_steps`; looked at between chunks.
+
+    - `momentum`: `|m|` below this share of the first gradient. Not used where there is
+      a domain, on whose boundary gradients do not vanish.
+    - `move`: steps of `x` below this share of the length scale of the problem.
+    - `seconds`: time spent.
+    - `certificate`: `(delta_bar, eps)`: the Goldstein measure at radius `delta_bar` is
+      at most `eps`.
+    """
+
+    momentum: float = 1e-9
+    move: float = 1e-12
+    seconds: float = float("inf")
+    certificate: tuple[float, float] | None = None
+
+
+@dataclass
+class Run:
+    """One start: everything that does not change while it runs."""
+
+    problem: AbstractProblem
+    view: Problem
+    method: AbstractMethod
+    key: PRNGKeyArray
+    num_steps: int
+    stop: Stop
+    chunk: int
+    output: str
+    callback: Callable | None
+    checkpoint: Any
+    tick: Callable
+
+    def go(self, x0):
+        """All chunks. Returns `x`, the evaluation there, history, reason, length."""
+        began = time.perf_counter()
+        x0 = _like(x0, x0)
+        x, e = evaluate_allowed(self.view, x0)
+        if not has_value(e.status):
+            return x, e, History(), "no start", 1.0
+        scales = measure_scales(self.view, x, e)
+        state = start(self.view, self.method, x, e, scales, self.key)
+        kept, chosen = x, self._chosen_step()
+        history, step, spent = History().evaluated(0, e.value, 0.0), 0, 0.0
+        if self.checkpoint is not None and os.path.exists(self.checkpoint):
+            state, kept, x, history, step, spent = self._restore(state, kept, x)
+            x, e = evaluate_allowed(self.view, x)
+            self.tick(step)
+        reason, best = "all steps taken", (x, e)
+        while step < self.num_steps:
+            last = min(step + self.chunk, self.num_steps)
+            state, kept, records = advance(
+                self.problem, self.method, self.chunk, state, kept, self.key,
+                jnp.asarray(step), jnp.asarray(last), jnp.asarray(self.num_steps),
+                jnp.asarray(chosen),
+            )  # fmt: skip
+            history = history.extended(records, last - step)
+            self.tick(last - step)
+            step = last
+            x, e = evaluate_allowed(self.view, state.x)
+            seconds = spent + time.perf_counter() - began
+            history = history.evaluated(step, e.value, seconds)
+            if has_value(e.status) and e.value <= best[1].value:
+                best = (x, e)
+            if self.checkpoint is not None:
+                self._save(state, kept, best[0], history, step, seconds)
+            early = self._reason_to_stop(x, e, history, scales, seconds)
+            if self.callback is not None and self.callback(step, x, e.value, history):
+                early = "the callback asked"
+            if early:
+                reason = early
+                self.tick(self.num_steps - step)
+                break
+        if self.output == "random":
+            x, e = evaluate_allowed(self.view, kept)
+        elif step:
+            x, e = evaluate_allowed(self.view, state.x)
+        if not has_value(e.status):
+            reason = "the last iterate has no answer, the best one seen is returned"
+            x, e = best
+        return x, e, history, reason, float(scales.length)
+
+    def _chosen_step(self) -> int:
+        """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""
+        drawn = jr.randint(jr.fold_in(self.key, self.num_steps), (), 0, self.num_steps)
+        return max(0, int(drawn) - getattr(self.method, "window", 0))
+
+    def _reason_to_stop(self, x, e, history, scales, seconds) -> str | None:
+        momentum = history["momentum_norm"][-1]
+        move = np.max(history["move"][-self.chunk :])
+        if self.view.domain is None and momentum < self.stop.momentum * scales.slope:
+            return "the momentum vanished"
+        if move < self.stop.move * scales.length:
+            return "the steps vanished"
+        if seconds > self.stop.seconds:
+            return "the time is spent"
+        if self.stop.certificate is not None:
+            radius, eps = self.stop.certificate
+            found = certify(self.view, x, radius, key=self.key)
+            if found.measure <= eps:
+                return f"certified: {found.measure:.1e} at radius {radius:g}"
+        return None
+
+    def _meta(self) -> dict:
+        return dict(
+            jax=jax.__version__,
+            method=f"{self.method!r} {checkpoints.fingerprint(self.method)}",
+            problem=checkpoints.fingerprint(self.problem),
+            num_steps=self.num_steps,
+            chunk=self.chunk,
+            key=np.asarray(jr.key_data(self.key)).tolist(),
+        )
+
+    def _save(self, state, kept, best, history, step, seconds):
+        arrays = checkpoints.flatten((state, kept, best), "state_")
+        arrays |= to_arrays(history)
+        meta = self._meta() | {"step": step, "spent": seconds}
+        checkpoints.save(self.checkpoint, arrays, meta)
+
+    def _restore(self, state, kept, best):
+        arrays, meta = checkpoints.load(self.checkpoint)
+        checkpoints.check_same(self.checkpoint, meta, self._meta())
+        like = (state, kept, best)
+        state, kept, best = checkpoints.unflatten(arrays, "state_", like)
+        return state, kept, best, from_arrays(arrays), meta["step"], meta["spent"]
+
+
+def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, key):
+    """The state before the first step."""
+    whole = jr.fold_in(key, _WHOLE_RUN)
+    state = method.init(problem, x, e.lower, scales, key=whole)
+    # Without weak types, or the second chunk would compile anew.
+    return _like(state, state)
+
+
+@quick_jit
+def advance(problem, method, size, state, kept, key, first, last, total, chosen):
+    """Steps `first` to `last`, at most `size` of them."""
+
+    def step(state, t):
+        return method.step(
+            problem, state, step=t, num_steps=total, key=jr.fold_in(key, t)
+        )
+
+    dynamic, static = eqx.partition(state, eqx.is_array)
+    shapes = eqx.filter_eval_shape(step, state, first)[1]
+
+    def body(carry):
+        dynamic, kept, records, t = carry
+        state, record = step(eqx.combine(dynamic, static), t)
+        records = jax.tree.map(
+            lambda column, entry: column.at[t - first].set(entry), records, record
+        )
+        kept = jax.tree.map(lambda a, b: jnp.where(t == chosen, a, b), state.x, kept)
+        return _like(eqx.filter(state, eqx.is_array), dynamic), kept, records, t + 1
+
+    dynamic, kept, records, _ = jax.lax.while_loop(
+        lambda c: c[3] < last, body, (dynamic, kept, blank_records(shapes, size), first)
+    )
+    return eqx.combine(dynamic, static), kept, records
+
+
+def _like(new, old):
+    """`new` with the dtypes of `old`, and no weak types."""
+
+    def cast(a, b):
+        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            return a
+        return jax.lax.convert_element_type(a, b.dtype)
+
+    return jax.tree.map(cast, new, old)
+
+
+def evaluate_allowed(problem: Problem, x) -> tuple[Any, Evaluation]:
+    """`F` at `x`, or at the nearest `x` that is allowed; which one comes first."""
+    x = onto_domain(problem, x)
+    e = hypergradient(problem, x, throw=False)
+    if status_name(e.status) == "infeasible" and moves(problem):
+        x = onto_allowed(problem, x)
+        e = hypergradient(problem, x, throw=False)
+    return x, e
