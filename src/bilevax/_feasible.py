@@ -57,9 +57,11 @@ def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     if isinstance(domain, Box):
         return jax.tree.map(jnp.clip, x, domain.lower, domain.upper)
     flat, unravel = ravel_pytree(x)
+    # A point that was projected before may be outside by rounding.
+    noise = tolerances(flat.dtype).rounding * jnp.linalg.norm(flat)
     return unravel(
         run_if(
-            excess(domain, flat)[0] > 0,
+            excess(domain, flat)[0] > noise,
             lambda point: nearest(problem, point, coupled=False).x,
             flat,
         )

@@ -61,31 +61,28 @@ class ActiveSet(AbstractLowerSolver):
         rows = unit_rows(problem.constraints, x, y.size, y.dtype)
         start, factor, rows_inverse = _start(rows, y, warm)
         sweep = begin(lower, rows, rows_inverse, *start)
-        mode = _GUARD
-        if warm is not None and warm.factor is None:
+        if warm is None or warm.factor is None:
             sweep = eqx.tree_at(lambda s: s.stale, sweep, jnp.asarray(True))
-            mode = _WARM
-        elif warm is not None:
+        else:
             # The usual case of a warm start, outside the loop so that the factor is
             # read and not copied.
-            sweep, mode = pass_on(lower, rows, factor, rows_inverse, sweep), _WARM
-        return self._run(problem, x, lower, rows, y, sweep, factor, mode)
+            sweep = pass_on(lower, rows, factor, rows_inverse, sweep)
+        return self._run(problem, x, lower, rows, y, sweep, factor)
 
     def solve_from(self, problem, x, lower, rows, y, start, steps):
         """Finish from a primal–dual `start` that took another method `steps`."""
         factor = blank_factor(rows.rhs.size, y.size, y.dtype)
         sweep = begin(lower, rows, blank_schur(rows.rhs.size, y.dtype), *start)
         sweep = eqx.tree_at(lambda s: s.stale, sweep, jnp.asarray(True))
-        solution = self._run(problem, x, lower, rows, y, sweep, factor, _WARM)
+        solution = self._run(problem, x, lower, rows, y, sweep, factor)
         passes = solution.iterations.passes + steps
         return eqx.tree_at(lambda s: s.iterations.passes, solution, passes)
 
-    def _run(self, problem, x, lower, rows, y, sweep, factor, mode):
-        cold = (y, jnp.zeros_like(rows.rhs), rows.equality & rows.usable)
+    def _run(self, problem, x, lower, rows, y, sweep, factor):
         progress = Progress(
-            mode=jnp.where(sweep.done & _solved(sweep), _OVER, mode),
+            mode=jnp.where(sweep.done & _solved(sweep), _OVER, _FAST),
             sweep=sweep,
-            start=cold,
+            start=(y, jnp.zeros_like(rows.rhs), rows.equality & rows.usable),
             restart=jnp.asarray(False),
             penalty=jnp.zeros((), y.dtype),
             reach=jnp.ones((), y.dtype),
@@ -97,12 +94,12 @@ class ActiveSet(AbstractLowerSolver):
         )
         progress, factor = jax.lax.while_loop(
             lambda c: ~rows.empty & (c[0].mode < _OVER),
-            lambda c: self._step(lower, rows, cold, *c),
+            lambda c: self._step(lower, rows, y, *c),
             (progress, factor),
         )
         return _solution(problem, x, lower, rows, progress, factor, self.diagnose)
 
-    def _step(self, lower, rows, cold, p: "Progress", factor: Factor):
+    def _step(self, lower, rows, cold_y, p: "Progress", factor: Factor):
         """One pass of the present mode, with whatever factor and restart it needs."""
         stale = p.sweep.stale | (p.mode == _GUARD)
         factor = run_if(
@@ -112,7 +109,9 @@ class ActiveSet(AbstractLowerSolver):
         before = jnp.linalg.norm(p.sweep.point.gradient @ factor.whitener)
         guarded = p.mode == _GUARD
         new = run_if(guarded, lambda p: self._guard(lower, rows, factor, p), p)
-        new = run_if(~guarded, lambda p: self._pass(lower, rows, factor, cold, p), new)
+        new = run_if(
+            ~guarded, lambda p: self._pass(lower, rows, factor, cold_y, p), new
+        )
         sweep = run_if(
             new.restart,
             lambda s: begin(lower, rows, s.rows_inverse, *new.start),
@@ -126,8 +125,8 @@ class ActiveSet(AbstractLowerSolver):
         mode = jnp.where(trusted & ~model_holds, _GUARD, new.mode)
         limit = (mode == _GUARD) & guarded & (new.tries >= self.max_safeguard_steps)
         mode = jnp.where(limit, _OVER, mode)
-        # An indefinite Hessian ends everything, except a warm start gone astray.
-        mode = jnp.where(factor.definite, mode, jnp.where(p.mode == _WARM, mode, _OVER))
+        # An indefinite Hessian ends everything, except a fast path gone astray.
+        mode = jnp.where(factor.definite, mode, jnp.where(p.mode == _FAST, mode, _OVER))
         tries = jnp.where(trusted & model_holds, 0, new.tries)
         new = eqx.tree_at(
             lambda q: (q.sweep, q.mode, q.tries), new, (sweep, mode, tries)
@@ -151,13 +150,15 @@ class ActiveSet(AbstractLowerSolver):
             factorisations=p.factorisations,
         )
 
-    def _pass(self, lower, rows, factor, cold, p: "Progress") -> "Progress":
+    def _pass(self, lower, rows, factor, cold_y, p: "Progress") -> "Progress":
         sweep = newton_pass(lower, rows, factor, p.sweep, p.mode == _HOLD)
         sweep = without_decline(p.sweep, sweep)
         spent = sweep.done | (p.tries + 1 >= self.max_passes) | ~factor.definite
         failed = spent & ~_solved(sweep)
+        # The safeguard trusts no `y` of the fast path, but tries its rows first.
+        guess = (cold_y, sweep.point.multipliers, sweep.point.active)
         start = jax.tree.map(
-            lambda a, b: jnp.where(p.mode == _WARM, a, b), cold, p.start
+            lambda a, b: jnp.where(p.mode == _FAST, a, b), guess, p.start
         )
         return Progress(
             mode=jnp.where(failed, p.mode + 1, jnp.where(spent, _OVER, p.mode)),
@@ -175,10 +176,10 @@ class ActiveSet(AbstractLowerSolver):
         )
 
 
-# Modes of a solve, each the fall-back of the one before. Newton passes from a warm
-# start; exact quadratic programs with a line search; Newton passes from the active set
+# Modes of a solve, each the fall-back of the one before. Newton passes from the start;
+# exact quadratic programs with a line search; Newton passes from the active set
 # that these proved; the same with that set held.
-_WARM, _GUARD, _TRUST, _HOLD, _OVER = range(5)
+_FAST, _GUARD, _TRUST, _HOLD, _OVER = range(5)
 
 
 class Progress(eqx.Module):

@@ -41,8 +41,13 @@ def dual_active_set(
     equality: Bool[Array, " k"],
     max_steps: int,
     enabled: BoolLike = True,
+    guess: Float[Array, " k"] | None = None,
 ) -> DualState:
-    """Solve the dual program; `enabled=False` returns the empty working set."""
+    """Solve the dual program; `enabled=False` returns the start.
+
+    `guess` holds multipliers of a similar program: the search starts from their rows,
+    if these are independent, instead of none.
+    """
     k = gram.shape[0]
     tol = tolerances(gram.dtype)
     index = jnp.arange(k)
@@ -104,9 +109,15 @@ def dual_active_set(
             steps=s.steps + 1,
         )
 
+    mu = jnp.zeros(k, gram.dtype) if guess is None else guess
+    mu = jnp.where(usable & jnp.isfinite(mu), jnp.maximum(mu, _floor(equality)), 0)
+    if guess is not None and k:
+        root = schur_root(gram, mu != 0, tol.eps)
+        independent = jnp.min(jnp.diagonal(root)) ** 2 > tol.dependent
+        mu = jnp.where(independent, mu, 0)
     start = DualState(
-        working=jnp.zeros(k, bool),
-        mu=jnp.zeros(k, gram.dtype),
+        working=mu != 0,
+        mu=mu,
         ray=jnp.zeros(k, gram.dtype),
         infeasible=jnp.asarray(False),
         done=jnp.asarray(k == 0),

@@ -47,6 +47,7 @@ def guarded_step(
         rows.equality,
         max_steps=20 * k + 100,
         enabled=factor.definite,
+        guess=point.multipliers * factor.sigma,
     )
     multipliers = dual.mu / factor.sigma
     d = factor.whitener @ (u - dual.mu @ factor.W)
