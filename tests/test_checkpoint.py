@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -122,3 +123,23 @@ def test_a_checkpoint_holds_no_code(tmp_path):
     with np.load(path, allow_pickle=False) as file:
         assert all(file[name].dtype != object for name in file.files)
         assert '"jax"' in str(file["meta"])
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path):
+    checkpoint = tmp_path / "run.npz"
+    problem = Path(__file__).parent.parent / "examples" / "tolls.py"
+    command = [
+        sys.executable, "-m", "bilevax", "solve", str(problem), "--steps", "100000",
+        "--chunk", "50", "--checkpoint", str(checkpoint),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not checkpoint.exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert str(checkpoint) in told
+    assert "goes on from there" in told
+    assert "Traceback" not in told
+    with np.load(checkpoint, allow_pickle=False) as file:
+        assert 0 < len(file["history_value"]) < 2001

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
-from scipy.optimize import linprog
 
 from ._implicit import Evaluation, hypergradient
 from ._lower.dense import flatten
@@ -98,6 +97,9 @@ def _least_eigenvalue(problem: Problem, x, y) -> float:
 
 def _slater(A, rhs, k) -> Finding:
     """The largest distance by which all inequality rows can be met at once."""
+    # Imported here, because it takes as long as a quarter of `import bilevax`.
+    from scipy.optimize import linprog
+
     norm = np.linalg.norm(A, axis=1)
     finite = np.isfinite(rhs[:k])
     if not finite.any():

@@ -43,8 +43,10 @@ class Nearest(eqx.Module):
 def moves(problem: Problem) -> bool:
     """Whether the rows of the lower level move with `x`, so that it can be empty."""
     constraints = problem.constraints
-    return isinstance(constraints, Polyhedron) and (
-        constraints.B is not None or constraints.B_eq is not None
+    return (
+        not problem.always_feasible
+        and isinstance(constraints, Polyhedron)
+        and (constraints.B is not None or constraints.B_eq is not None)
     )
 
 

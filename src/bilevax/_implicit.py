@@ -15,7 +15,13 @@ from ._adjoint import (
     default_adjoint,
     kkt_system,
 )
-from ._lower.base import AbstractLowerSolver, LowerSolution, all_finite
+from ._lower.active_set import ActiveSet, blank_solution
+from ._lower.base import (
+    AbstractLowerSolver,
+    LowerSolution,
+    all_finite,
+    strongly_typed,
+)
 from ._lower.choose import check_choice, check_warm, checked_solver
 from ._problem import Problem, check_functions, checked_point
 from ._quality import Quality, quality_of
@@ -87,6 +93,8 @@ def hypergradient(
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
     solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
     check_warm(problem, warm)
+    if warm is None and isinstance(solver, ActiveSet):
+        warm = blank_solution(problem)
     evaluation = _evaluate(problem, x, solver, adjoint, warm, quality)
     if throw:
         raise_on_failure(evaluation, "The hypergradient")
@@ -114,7 +122,7 @@ def _evaluate(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     value, grad = jax.tree.map(
         lambda leaf: jnp.where(nan_where, jnp.nan, leaf), (value, grad)
     )
-    return Evaluation(
+    evaluation = Evaluation(
         value=value,
         aux=aux,
         grad=grad,
@@ -122,6 +130,7 @@ def _evaluate(problem, x, solver, adjoint, warm, quality) -> Evaluation:
         status=status,
         quality=quality_of(system, x, lower, adjoint, grad) if quality else None,
     )
+    return strongly_typed(evaluation)
 
 
 def implicit_gradient(

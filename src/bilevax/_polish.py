@@ -32,13 +32,17 @@ _STALLS = 12
 
 
 class Polish(eqx.Module):
-    """Where the polish ended; `start_value` is `F` where it began."""
+    """Where the polish ended; `start_value` is `F` where it began.
+
+    `empty` counts the points at which the lower level had none, where nothing led back.
+    """
 
     x: PyTree[Array]
     value: Float[Array, ""]
     start_value: Float[Array, ""]
     steps: Int[Array, ""]
     evaluations: Int[Array, ""]
+    empty: Int[Array, ""]
 
 
 class _Point(eqx.Module):
@@ -79,6 +83,7 @@ class _Search(eqx.Module):
     fresh: Bool[Array, ""]
     steps: Int[Array, ""]
     evaluations: Int[Array, ""]
+    empty: Int[Array, ""]
     stalls: Int[Array, ""]
     raises: Int[Array, ""]
     done: Bool[Array, ""]
@@ -117,6 +122,7 @@ def polish(
         fresh=jnp.asarray(True),
         steps=jnp.asarray(0),
         evaluations=jnp.asarray(0),
+        empty=jnp.asarray(0),
         stalls=jnp.asarray(0),
         raises=jnp.asarray(0),
         done=jnp.asarray(False),
@@ -192,6 +198,7 @@ def polish(
             fresh=fresh | given_up | (s.fresh & ~take),
             steps=s.steps + (take & ~first),
             evaluations=s.evaluations + 1,
+            empty=s.empty + (new.lower.status == Status.infeasible),
             stalls=stalls,
             raises=s.raises + heavier,
             done=(stalls >= _STALLS) | ~jnp.isfinite(base.value) | (size == 0),
@@ -206,6 +213,7 @@ def polish(
         start_value=jnp.asarray(jnp.nan),
         steps=end.steps,
         evaluations=end.evaluations,
+        empty=end.empty,
     )
 
 

@@ -5,6 +5,7 @@ Randomness transforms problems, not algorithms: `draw` fixes the data sample,
 """
 
 import abc
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,10 @@ class AbstractProblem(eqx.Module):
     def draw(self, key: PRNGKeyArray) -> "Problem":
         """The problem at one sample `xi`."""
 
+    @abc.abstractmethod
+    def assuming_feasible(self) -> "AbstractProblem":
+        """The same problem with the promise `always_feasible`."""
+
 
 class Problem(AbstractProblem):
     """`min_x f(x, y*(x))` with `y*(x) = argmin_y { g(x, y) : y in Y(x) }`.
@@ -44,6 +49,8 @@ class Problem(AbstractProblem):
     - `y0`: where lower solvers start. Needed only where the constraints do not fix the
       structure of `y` (no rows, or a pytree `y` in a `Polyhedron`).
     - `domain`: an optional set for `x`, a `Box` or a `Polyhedron` without `B`.
+    - `always_feasible`: a promise that the lower level has a point at every `x` that
+      will be visited, so that methods need no way back from where it has none.
 
     `x` and `y` are any pytrees of floating arrays.
     """
@@ -53,8 +60,18 @@ class Problem(AbstractProblem):
     constraints: AbstractConstraints
     y0: PyTree[Array]
     domain: Box | Polyhedron | None
+    always_feasible: bool = eqx.field(static=True)
 
-    def __init__(self, upper, lower, constraints=None, *, y0=None, domain=None):
+    def __init__(
+        self,
+        upper,
+        lower,
+        constraints=None,
+        *,
+        y0=None,
+        domain=None,
+        always_feasible=False,
+    ):
         for name, function in (("upper", upper), ("lower", lower)):
             if not callable(function):
                 raise ValueError(
@@ -70,9 +87,20 @@ class Problem(AbstractProblem):
         self.upper, self.lower, self.constraints = upper, lower, constraints
         self.y0 = _checked_start(constraints, y0)
         self.domain = _checked_domain(domain)
+        self.always_feasible = bool(always_feasible)
 
     def draw(self, key):
         return self
+
+    def assuming_feasible(self):
+        return Problem(
+            self.upper,
+            self.lower,
+            self.constraints,
+            y0=self.y0,
+            domain=self.domain,
+            always_feasible=True,
+        )
 
     def perturbed(self, q: PyTree[Array]) -> "Problem":
         """The same problem with `<q, y>` added to the lower objective."""
@@ -113,6 +141,7 @@ class StochasticProblem(AbstractProblem):
     sample: Callable
     instance: Callable
     population: Problem | None = None
+    always_feasible: bool = eqx.field(static=True, default=False)
 
     @classmethod
     def from_data(cls, data: PyTree[Array], batch_size: int, instance: Callable):
@@ -147,7 +176,11 @@ class StochasticProblem(AbstractProblem):
         return cls(_Minibatch(data, batch_size), instance, instance(data))
 
     def draw(self, key):
-        return self.instance(self.sample(key))
+        problem = self.instance(self.sample(key))
+        return problem.assuming_feasible() if self.always_feasible else problem
+
+    def assuming_feasible(self):
+        return dataclasses.replace(self, always_feasible=True)
 
 
 class _Minibatch(eqx.Module):

@@ -22,11 +22,12 @@ from ._certificate import certify
 from ._feasible import moves, onto_allowed, onto_domain
 from ._history import History, blank_records, from_arrays, to_arrays
 from ._implicit import Evaluation, hypergradient
-from ._methods.base import AbstractMethod
+from ._lower.base import strongly_typed
+from ._methods.base import AbstractMethod, Record
 from ._problem import AbstractProblem, Problem
 from ._quick import quick_jit
 from ._scales import measure_scales
-from ._status import has_value, status_name
+from ._status import Status, has_value, status_name
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
@@ -69,26 +70,31 @@ class Run:
     def go(self, x0):
         """All chunks. Returns `x`, the evaluation there, history, reason, length."""
         began = time.perf_counter()
-        x0 = _like(x0, x0)
-        x, e = evaluate_allowed(self.view, x0)
+        x, e = evaluate_allowed(self.view, strongly_typed(x0))
         if not has_value(e.status):
             return x, e, History(), "no start", 1.0
-        scales = measure_scales(self.view, x, e)
+        scales = measure_scales(plain(self.view), x, e)
         state = start(self.view, self.method, x, e, scales, self.key)
         kept, chosen = x, self._chosen_step()
         history, step, spent = History().evaluated(0, e.value, 0.0), 0, 0.0
+        # The way back from an empty lower level is long to compile and rarely needed:
+        # a chunk that would need it is run again with it.
+        problem = self.problem.assuming_feasible()
         if self.checkpoint is not None and os.path.exists(self.checkpoint):
-            state, kept, x, history, step, spent = self._restore(state, kept, x)
+            state, kept, x, history, meta = self._restore(state, kept, x)
+            step, spent = meta["step"], meta["spent"]
+            problem = self.problem if meta["recovering"] else problem
             x, e = evaluate_allowed(self.view, x)
             self.tick(step)
         reason, best = "all steps taken", (x, e)
         while step < self.num_steps:
             last = min(step + self.chunk, self.num_steps)
-            state, kept, records = advance(
-                self.problem, self.method, self.chunk, state, kept, self.key,
-                jnp.asarray(step), jnp.asarray(last), jnp.asarray(self.num_steps),
-                jnp.asarray(chosen),
-            )  # fmt: skip
+            before = (state, kept, step, last, chosen)
+            state, kept, records = self._chunk(problem, *before)
+            hopeful = moves(self.view) and problem is not self.problem
+            if hopeful and _met_empty(records, last - step):
+                problem = self.problem
+                state, kept, records = self._chunk(problem, *before)
             history = history.extended(records, last - step)
             self.tick(last - step)
             step = last
@@ -98,7 +104,8 @@ class Run:
             if has_value(e.status) and e.value <= best[1].value:
                 best = (x, e)
             if self.checkpoint is not None:
-                self._save(state, kept, best[0], history, step, seconds)
+                recovering = problem is self.problem
+                self._save(state, kept, best[0], history, step, seconds, recovering)
             early = self._reason_to_stop(x, e, history, scales, seconds)
             if self.callback is not None and self.callback(step, x, e.value, history):
                 early = "the callback asked"
@@ -115,8 +122,17 @@ class Run:
             x, e = best
         return x, e, history, reason, float(scales.length)
 
+    def _chunk(self, problem, state, kept, step, last, chosen):
+        return advance(
+            problem, self.method, self.chunk, state, kept, self.key,
+            jnp.asarray(step), jnp.asarray(last), jnp.asarray(self.num_steps),
+            jnp.asarray(chosen),
+        )  # fmt: skip
+
     def _chosen_step(self) -> int:
         """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""
+        if self.output != "random":
+            return -1
         drawn = jr.randint(jr.fold_in(self.key, self.num_steps), (), 0, self.num_steps)
         return max(0, int(drawn) - getattr(self.method, "window", 0))
 
@@ -146,10 +162,10 @@ class Run:
             key=np.asarray(jr.key_data(self.key)).tolist(),
         )
 
-    def _save(self, state, kept, best, history, step, seconds):
+    def _save(self, state, kept, best, history, step, seconds, recovering):
         arrays = checkpoints.flatten((state, kept, best), "state_")
         arrays |= to_arrays(history)
-        meta = self._meta() | {"step": step, "spent": seconds}
+        meta = self._meta() | dict(step=step, spent=seconds, recovering=recovering)
         checkpoints.save(self.checkpoint, arrays, meta)
 
     def _restore(self, state, kept, best):
@@ -157,15 +173,14 @@ class Run:
         checkpoints.check_same(self.checkpoint, meta, self._meta())
         like = (state, kept, best)
         state, kept, best = checkpoints.unflatten(arrays, "state_", like)
-        return state, kept, best, from_arrays(arrays), meta["step"], meta["spent"]
+        return state, kept, best, from_arrays(arrays), meta
 
 
 def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, key):
     """The state before the first step."""
     whole = jr.fold_in(key, _WHOLE_RUN)
     state = method.init(problem, x, e.lower, scales, key=whole)
-    # Without weak types, or the second chunk would compile anew.
-    return _like(state, state)
+    return strongly_typed(state)
 
 
 @quick_jit
@@ -206,11 +221,25 @@ def _like(new, old):
     return jax.tree.map(cast, new, old)
 
 
+def _met_empty(records: Record, count: int) -> bool:
+    empty: Any = Status.infeasible
+    return bool(np.any(np.asarray(records.status)[:count] == np.asarray(empty._value)))
+
+
+def plain(problem: Problem) -> Problem:
+    """`problem` as it looks inside a step of a method, but with no tilt.
+
+    To trace one form of the lower level instead of three makes a start twice as fast.
+    """
+    zeros = jax.tree.map(jnp.zeros_like, problem.y0)
+    return problem.assuming_feasible().perturbed(zeros)
+
+
 def evaluate_allowed(problem: Problem, x) -> tuple[Any, Evaluation]:
     """`F` at `x`, or at the nearest `x` that is allowed; which one comes first."""
     x = onto_domain(problem, x)
-    e = hypergradient(problem, x, throw=False)
+    e = hypergradient(plain(problem), x, throw=False)
     if status_name(e.status) == "infeasible" and moves(problem):
         x = onto_allowed(problem, x)
-        e = hypergradient(problem, x, throw=False)
+        e = hypergradient(plain(problem), x, throw=False)
     return x, e

@@ -22,7 +22,7 @@ from ._methods.ds_blo import DSBLO
 from ._polish import Polish, polish as polish_from
 from ._problem import AbstractProblem, Problem, checked_point
 from ._progress import progress_bar
-from ._run import Run, Stop, evaluate_allowed
+from ._run import Run, Stop, evaluate_allowed, plain
 from ._status import BilevelError, has_value, message, status_name
 
 DEFAULT_STEPS = 300
@@ -150,7 +150,9 @@ def _finish(run: Run, x, e, history, stopped, length, polish, certify) -> Soluti
     polished = None
     if polish and has_value(e.status):
         first = 1e-3 * jnp.asarray(length, ravel_pytree(x)[0].dtype)
-        polished = polish_from(run.view, x, e.lower, first)
+        polished = polish_from(plain(run.view), x, e.lower, first)
+        if polished.empty and moves(run.view):
+            polished = polish_from(run.view, x, e.lower, first)
         polished = eqx.tree_at(lambda p: p.start_value, polished, e.value)
         new_x, new = evaluate_allowed(run.view, polished.x)
         if has_value(new.status) and new.value <= e.value:

@@ -14,6 +14,7 @@ from .base import (
     LowerSolution,
     all_finite,
     run_if,
+    strongly_typed,
 )
 from .classify import classify
 from .dense import (
@@ -200,6 +201,32 @@ class Progress(eqx.Module):
 
 def _solved(sweep: Sweep):
     return sweep.point.kkt <= tolerances(sweep.point.y.dtype).accept
+
+
+@eqx.filter_jit
+def blank_solution(problem) -> LowerSolution:
+    """A failed warm start: with it a cold solve is the same program as a warm one."""
+    y, unravel = ravel_pytree(problem.y0)
+    k, dtype = problem.constraints.num_rows, y.dtype
+    no, nan = jnp.zeros(k, bool), jnp.asarray(jnp.nan, dtype)
+    zeros, zero = jnp.zeros(k, dtype), jnp.asarray(0)
+    blank = LowerSolution(
+        y=unravel(y),
+        multipliers=zeros,
+        slack=zeros,
+        active=no,
+        weak=no,
+        shared_dependence=jnp.asarray(True),
+        margin=nan,
+        error=nan,
+        kkt_residual=nan,
+        iterations=Iterations(zero, zero, zero),
+        status=Status.iteration_limit,
+        factor=DenseFactor(
+            blank_factor(k, y.size, dtype), blank_schur(k, dtype), jnp.ones(k, dtype)
+        ),
+    )
+    return strongly_typed(blank)
 
 
 def _start(rows: Rows, y, warm: LowerSolution | None):

@@ -94,3 +94,14 @@ def all_finite(tree) -> Bool[Array, ""]:
     """Whether no array of `tree` holds a NaN or an infinity."""
     leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
     return jnp.all(jnp.stack(leaves))
+
+
+def strongly_typed(tree):
+    """`tree` without weak types, which would make the next call another program."""
+
+    def strong(leaf):
+        if not eqx.is_array(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return jax.lax.convert_element_type(leaf, leaf.dtype)
+
+    return jax.tree.map(strong, tree)

@@ -1,29 +1,34 @@
 """The outer step of DS-BLO for people who bring their own gradients and loop."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from .base import tree_norm
+
+if TYPE_CHECKING:
+    import optax
 
 
 class NormalisedMomentumState(NamedTuple):
     """The momentum, and whether it has seen a gradient."""
 
-    momentum: optax.Updates
+    momentum: Any
     started: jax.Array
 
 
 def scale_by_normalised_momentum(
     gamma1: float, gamma2: float, beta: float = 0.9
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     """`-m / (gamma1 |m| + gamma2)` with `m = beta m + (1 - beta) grad`, `m_1 = g_1`.
 
     The update of `Algo: DS-BLO`; take the gradient at a uniform point between the last
     two iterates and of a freshly tilted problem to get the whole method.
     """
+
+    # Slow to import, and nothing else here needs it.
+    import optax
 
     def init(params):
         zeros = jax.tree.map(jnp.zeros_like, params)
