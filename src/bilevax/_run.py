@@ -76,7 +76,7 @@ class Run:
         scales = measure_scales(self.view, x, e)
         state = start(self.view, self.method, x, e, scales, self.key)
         kept, chosen = x, self._chosen_step()
-        history, step, spent = History().evaluated(0, e.value, 0.0), 0, 0.0
+        history, step, spent = History().evaluated(0, e.value, 0.0, 0.0), 0, 0.0
         if self.checkpoint is not None and os.path.exists(self.checkpoint):
             state, kept, x, history, step, spent = self._restore(state, kept, x)
             x, e = evaluate_allowed(self.view, x)
@@ -84,17 +84,19 @@ class Run:
         reason, best = "all steps taken", (x, e)
         while step < self.num_steps:
             last = min(step + self.chunk, self.num_steps)
-            state, kept, records = advance(
+            left = time.perf_counter()
+            state, kept, records = jax.block_until_ready(advance(
                 self.problem, self.method, self.chunk, state, kept, self.key,
                 jnp.asarray(step), jnp.asarray(last), jnp.asarray(self.num_steps),
                 jnp.asarray(chosen),
-            )  # fmt: skip
+            ))  # fmt: skip
+            working = float(history.working[-1]) + time.perf_counter() - left
             history = history.extended(records, last - step)
             self.tick(last - step)
             step = last
             x, e = evaluate_allowed(self.view, state.x)
             seconds = spent + time.perf_counter() - began
-            history = history.evaluated(step, e.value, seconds)
+            history = history.evaluated(step, e.value, seconds, working)
             if has_value(e.status) and e.value <= best[1].value:
                 best = (x, e)
             if self.checkpoint is not None:
