@@ -18,7 +18,9 @@ LAYERS = (
     {"_scales", "_history", "_certificate", "_explain"},
     {"_run"},
     {"_solve"},
-    {"_tune", "experiments"},
+    {"_tune"},
+    {"_compare"},
+    {"experiments"},
     {"_cli"},
     {"__main__"},
 )

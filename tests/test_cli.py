@@ -3,8 +3,10 @@
 import json
 import textwrap
 
+import jax
 import pytest
 
+from bilevax._cli import compare
 from bilevax._cli.main import main
 
 GOOD = """
@@ -81,3 +83,86 @@ def test_a_mistake_in_the_file_shows_the_line_of_the_file(
 def test_a_missing_file_is_told(capsys):
     assert main(["solve", "no/such/file.py"]) == 1
     assert "no such file" in capsys.readouterr().err
+
+
+def test_compare_writes_a_report_and_goes_on(good, capsys, tmp_path):
+    out = tmp_path / "out"
+    arguments = [
+        "compare", "--problems", good, "--methods", "ds-blo", "--seeds", "2",
+        "--steps", "8", "--look-every", "4", "--tune", "2", "--out", str(out),
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "DS-BLO" in text
+    assert f"report: {out}/report.html" in text
+    rows = (out / "rows.jsonl").read_bytes()
+    assert rows.count(b"\n") == 4
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (out / "rows.jsonl").read_bytes() == rows
+    (result,) = told["results"]
+    assert result["runs"] == result["trials"] == 2
+    assert result["LL solves of trials"] == 16
+    assert told["trouble"] == []
+
+
+def test_compare_takes_families_and_ablations():
+    chosen = compare.methods(None, True)
+    assert list(chosen) == [
+        "DS-BLO", "no q", "one fixed q", "no segment", "no momentum",
+    ]  # fmt: skip
+    assert "DS-BLO" in compare.methods(None, False)
+    case = compare.case("tight-10")
+    assert case.name == "tight-10"
+    problem = case.instance(0).problem.draw(jax.random.key(0))
+    assert problem.constraints.num_inequalities == 5
+
+
+def test_a_changed_file_is_another_problem(tmp_path):
+    path = tmp_path / "toy.py"
+    path.write_text(GOOD)
+    first = compare.case(str(path))
+    path.write_text(GOOD.replace("x[0] / 2", "x[0] / 3") + "target = -1.0\n")
+    second = compare.case(str(path))
+    assert first.signature != second.signature
+    assert second.instance(0).target == -1.0
+
+
+def test_compare_names_what_it_does_not_know(capsys):
+    assert main(["compare", "--methods", "ds-blo,nothing"]) == 1
+    assert "'nothing' is no method" in capsys.readouterr().err
+    assert main(["compare", "--problems", "loose-10"]) == 1
+    assert "'loose-10' is no family" in capsys.readouterr().err
+
+
+def test_an_interrupted_comparison_says_that_runs_are_kept(
+    capsys, monkeypatch, tmp_path
+):
+    def interrupt(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "compare", interrupt)
+    assert main(["compare", "--out", str(tmp_path)]) == 130
+    error = capsys.readouterr().err
+    assert f"kept in {tmp_path}/rows.jsonl" in error
+    assert "the same command goes on" in error
+
+
+def test_the_numerical_experiment_in_small(capsys, tmp_path):
+    out = tmp_path / "out"
+    arguments = [
+        "experiment", "numerical", "--sizes", "2", "--seeds", "1", "--steps", "8",
+        "--tune", "2", "--out", str(out), "--json",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["trouble"] == []
+    methods = {row["method"] for row in told["results"]}
+    assert "DS-BLO" in methods
+    problems = {row["problem"] for row in told["results"]}
+    assert problems == {"uniform-2", "tight-2"}
+    for row in told["results"]:
+        assert row["trials"] == 2
+        assert row["step"] in (1e-3, 1e-1)
+    page = (out / "report.html").read_text()
+    assert "The objective against time" in page

@@ -12,6 +12,11 @@ from ._certificate import (
     moreau as moreau,
 )
 from ._checkpoint import CheckpointError as CheckpointError
+from ._compare.ablations import ablations as ablations
+from ._compare.budget import Budget as Budget
+from ._compare.cases import Case as Case
+from ._compare.grid import StepGrid as StepGrid
+from ._compare.runs import Comparison as Comparison, compare as compare
 from ._constraints import Box as Box, Polyhedron as Polyhedron, Simplex as Simplex
 from ._explain import Explanation as Explanation, explain as explain
 from ._history import History as History

@@ -1,12 +1,15 @@
 """What a run leaves behind: one row per step, one per look at the true `F`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from ._methods.base import WORK, Record
+
+# The columns with one entry per look.
+_LOOKS = ("evaluated_at", "value", "seconds", "working")
 
 
 @dataclass
@@ -16,12 +19,15 @@ class History:
     - `steps`: the fields of `Record`, one entry per step.
     - `evaluated_at`, `value`, `seconds`: after how many steps the unperturbed `F` was
       evaluated, what it was, and the seconds spent until then, compilation included.
+    - `working`: those of the seconds that the steps themselves took, without measuring
+      scales and without looks at `F`.
     """
 
     steps: dict[str, np.ndarray] = field(default_factory=dict)
     evaluated_at: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     value: np.ndarray = field(default_factory=lambda: np.zeros(0))
     seconds: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    working: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.steps[name]
@@ -43,23 +49,25 @@ class History:
             name: np.concatenate([self.steps.get(name, column[:0]), column])
             for name, column in new.items()
         }
-        return History(steps, self.evaluated_at, self.value, self.seconds)
+        return replace(self, steps=steps)
 
-    def evaluated(self, step: int, value: Any, seconds: float) -> "History":
+    def evaluated(
+        self, step: int, value: Any, seconds: float, working: float
+    ) -> "History":
         """With one more look at `F`."""
         return History(
             self.steps,
             np.append(self.evaluated_at, step),
             np.append(self.value, float(value)),
             np.append(self.seconds, seconds),
+            np.append(self.working, working),
         )
 
 
 def to_arrays(history: History) -> dict[str, np.ndarray]:
     """All columns under one name each, for a checkpoint."""
     columns = {f"step_{name}": column for name, column in history.steps.items()}
-    rest = {"evaluated_at", "value", "seconds"}
-    return columns | {f"history_{name}": getattr(history, name) for name in rest}
+    return columns | {f"history_{name}": getattr(history, name) for name in _LOOKS}
 
 
 def from_arrays(arrays: dict[str, np.ndarray]) -> History:
@@ -69,8 +77,7 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> History:
         for name, column in arrays.items()
         if name.startswith("step_")
     }
-    rest = {name: arrays[f"history_{name}"] for name in ("evaluated_at", "value")}
-    return History(steps, **rest, seconds=arrays["history_seconds"])
+    return History(steps, **{name: arrays[f"history_{name}"] for name in _LOOKS})
 
 
 def blank_records(shapes: Record, length: int):

@@ -76,7 +76,7 @@ class Run:
         scales = measure_scales(plain(self.view), x, e)
         state = start(self.view, self.method, x, e, scales, self.key)
         kept, chosen = x, self._chosen_step()
-        history, step, spent = History().evaluated(0, e.value, 0.0), 0, 0.0
+        history, step, spent = History().evaluated(0, e.value, 0.0, 0.0), 0, 0.0
         # The way back from an empty lower level is long to compile and rarely needed:
         # a chunk that would need it is run again with it.
         problem = self.problem.assuming_feasible()
@@ -90,17 +90,19 @@ class Run:
         while step < self.num_steps:
             last = min(step + self.chunk, self.num_steps)
             before = (state, kept, step, last, chosen)
+            left = time.perf_counter()
             state, kept, records = self._chunk(problem, *before)
             hopeful = moves(self.view) and problem is not self.problem
             if hopeful and _met_empty(records, last - step):
                 problem = self.problem
                 state, kept, records = self._chunk(problem, *before)
+            working = float(history.working[-1]) + time.perf_counter() - left
             history = history.extended(records, last - step)
             self.tick(last - step)
             step = last
             x, e = evaluate_allowed(self.view, state.x)
             seconds = spent + time.perf_counter() - began
-            history = history.evaluated(step, e.value, seconds)
+            history = history.evaluated(step, e.value, seconds, working)
             if has_value(e.status) and e.value <= best[1].value:
                 best = (x, e)
             if self.checkpoint is not None:
@@ -123,11 +125,12 @@ class Run:
         return x, e, history, reason, float(scales.length)
 
     def _chunk(self, problem, state, kept, step, last, chosen):
-        return advance(
+        done = advance(
             problem, self.method, self.chunk, state, kept, self.key,
             jnp.asarray(step), jnp.asarray(last), jnp.asarray(self.num_steps),
             jnp.asarray(chosen),
         )  # fmt: skip
+        return jax.block_until_ready(done)
 
     def _chosen_step(self) -> int:
         """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""

@@ -39,6 +39,17 @@ class Tuning:
         return "\n".join(lines)
 
 
+def with_value(method: AbstractMethod, parameter: str, value: float) -> AbstractMethod:
+    """`method` with another value of the number called `parameter`."""
+    if getattr(method, parameter, None) is None:
+        raise ValueError(
+            f"`parameter` must name a number of {type(method).__name__}; "
+            f"{parameter!r} is not set."
+        )
+    where = lambda m: getattr(m, parameter)
+    return eqx.tree_at(where, method, jnp.asarray(float(value)))
+
+
 def tune(
     problem: AbstractProblem,
     x0: PyTree,
@@ -56,17 +67,9 @@ def tune(
     "gamma1" for a method with explicit constants.
     """
     method = DSBLO() if method is None else method
-    if getattr(method, parameter, None) is None:
-        raise ValueError(
-            f"`parameter` must name a number of {type(method).__name__}; "
-            f"{parameter!r} is not set."
-        )
     if len(grid) == 0:
         raise ValueError("`grid` must hold at least one value.")
-    trials = [
-        eqx.tree_at(lambda m: getattr(m, parameter), method, jnp.asarray(float(value)))
-        for value in grid
-    ]
+    trials = [with_value(method, parameter, value) for value in grid]
     values = []
     for trial in trials:
         run = solve(

@@ -1,5 +1,6 @@
 """A file that defines `problem` and `x0`; its errors are told in its own lines."""
 
+import argparse
 import traceback
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,11 @@ from .._problem import AbstractProblem
 
 class FileError(Exception):
     """Something is wrong with the file; the text is for its author."""
+
+
+def add_file(sub: argparse.ArgumentParser) -> None:
+    """The argument that names the file."""
+    sub.add_argument("file", metavar="FILE.py", help="defines `problem` and `x0`")
 
 
 def load(path: str) -> dict[str, Any]:

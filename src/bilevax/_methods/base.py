@@ -177,7 +177,7 @@ def report(
     """
     norm = tree_norm(e.grad)
     work = e.lower.iterations
-    entries = dict(
+    entries: dict[str, Any] = dict(
         value=e.value,
         gradient_norm=norm,
         momentum_norm=norm,

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._compare.cases import Case
 from .._constraints import Polyhedron
 from .._problem import Problem
 
+FAMILIES = ("uniform", "tight")
 # Rows of the lower level at each dimension of the paper.
 ROWS = {10: 5, 50: 10}
 
@@ -48,7 +50,7 @@ class Member:
         The paper does not state a range. With this one no row is active at the
         minimiser, so the tight family, with `b` lowered by two, is the one to look at.
         """
-        if self.family not in ("uniform", "tight"):
+        if self.family not in FAMILIES:
             raise ValueError(f"`family` is 'uniform' or 'tight'; got {self.family!r}.")
         n, k = self.size, ROWS.get(self.size, max(1, self.size // 5))
         rng = np.random.default_rng(self.seed)
@@ -59,3 +61,16 @@ class Member:
         return Problem(
             Upper(jnp.asarray(Q1)), Lower(jnp.asarray(Q2)), Polyhedron(A, B, b)
         )
+
+
+def family_case(name: str) -> Case:
+    """A family by its name on the command line, "tight-10" for one; starts at 1."""
+    family, _, size = name.partition("-")
+    if family not in FAMILIES or not size.isdecimal() or int(size) < 1:
+        raise ValueError(
+            f"{name!r} is no family of problems: write uniform-10, tight-50 or such, "
+            "with the number of variables after the dash. A file must end in .py."
+        )
+    return Case(
+        name, lambda seed: Member(family, int(size), seed).problem, np.ones(int(size))
+    )

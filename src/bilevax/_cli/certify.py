@@ -1,0 +1,44 @@
+"""`bilevax certify FILE.py`."""
+
+import argparse
+import json
+
+import jax
+
+from .._certificate import Certificate, certify
+from .problem_file import add_file, load
+
+TEXT = "how far x0 is from stationary"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    add_file(sub)
+    sub.add_argument("--radius", type=float, default=1e-3)
+    sub.add_argument("--samples", type=int)
+    sub.add_argument("--seed", type=int, default=0)
+
+
+def run(options) -> int:
+    names = load(options.file)
+    problem = names["problem"].draw(jax.random.key(0))
+    found = certify(
+        problem,
+        names["x0"],
+        options.radius,
+        key=jax.random.key(options.seed),
+        num_samples=options.samples,
+    )
+    print(json.dumps(certificate_as_json(found)) if options.json else found)
+    return 0
+
+
+def certificate_as_json(c: Certificate) -> dict:
+    return dict(
+        measure=c.measure,
+        radius=c.radius,
+        samples=c.samples,
+        undefined=c.undefined,
+        path=[list(pair) for pair in c.path],
+        gradient_error=c.gradient_error,
+        interval=c.interval,
+    )

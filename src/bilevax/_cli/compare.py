@@ -1,0 +1,118 @@
+"""`bilevax compare`: methods side by side on families or files of problems."""
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from .._compare.ablations import ablations
+from .._compare.budget import Budget
+from .._compare.cases import Case
+from .._compare.grid import StepGrid
+from .._compare.runs import ROWS, Comparison, compare
+from .._compare.tables import result_table, to_text, trouble_table
+from .._methods.base import AbstractMethod
+from .._methods.catalogue import CATALOGUE
+from ..experiments.families import family_case
+from .problem_file import load
+
+TEXT = "run methods side by side, then write tables, figures and a page"
+# Columns of the table in the terminal; files have all.
+_COLUMNS = (
+    "problem", "method", "runs", "failed", "F (median)", "gap (median)", "seconds",
+    "step",
+)  # fmt: skip
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--problems", nargs="+", default=["tight-10"], metavar="NAME",
+        help="families such as tight-10 or uniform-50 (a member per seed), or files "
+        "that define `problem` and `x0`, and perhaps `target`",
+    )  # fmt: skip
+    sub.add_argument(
+        "--methods", metavar="NAME,NAME",
+        help=f"all (default), or some of {', '.join(CATALOGUE)}",
+    )  # fmt: skip
+    sub.add_argument(
+        "--ablations", action="store_true",
+        help="add DS-BLO without tilts, with one tilt, without segment points, without "
+        "momentum; with no --methods these alone",
+    )  # fmt: skip
+    sub.add_argument("--seeds", type=int, default=5, help="runs per problem and method")
+    sub.add_argument("--steps", type=int, default=300, help="most steps of a run")
+    sub.add_argument(
+        "--lower-solves", type=int, help="most lower-level solves of a run"
+    )
+    sub.add_argument("--seconds", type=float, help="most seconds of a run")
+    sub.add_argument("--look-every", type=int, default=10, help="steps between looks")
+    sub.add_argument(
+        "--tune", type=int, default=0, metavar="N",
+        help="trials per method for its step (default: 0, each with its own default)",
+    )  # fmt: skip
+    sub.add_argument("--out", default="results/compare", metavar="FOLDER")
+
+
+def kept(options) -> str:
+    """What an interrupted comparison leaves behind."""
+    return (
+        f"Finished runs are kept in {Path(options.out) / ROWS}; the same command goes "
+        "on from there."
+    )
+
+
+def run(options) -> int:
+    comparison = compare(
+        [case(name) for name in options.problems],
+        methods(options.methods, options.ablations),
+        options.seeds,
+        Budget(
+            options.steps, options.lower_solves, options.seconds, options.look_every
+        ),
+        tune=StepGrid(options.tune) if options.tune else None,
+        folder=options.out,
+        progress=not options.json and sys.stderr.isatty(),
+    )
+    return show(comparison, comparison.report(), options.json)
+
+
+def show(comparison: Comparison, paths: dict[str, str], as_json: bool) -> int:
+    """Print the results and where the report is."""
+    results, trouble = result_table(comparison.rows), trouble_table(comparison.rows)
+    if as_json:
+        print(json.dumps(dict(results=results, trouble=trouble, files=paths)))
+        return 0
+    print(to_text([{name: row[name] for name in _COLUMNS} for row in results]))
+    for row in trouble:
+        print(f"{row['method']} on {row['problem']} {row['what']}: {row['why']}")
+    print(f"report: {paths['report']}")
+    return 0
+
+
+def case(name: str) -> Case:
+    """A family by its name, or the problem of a file."""
+    if not name.endswith(".py"):
+        return family_case(name)
+    names = load(name)
+    digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16]
+    target = names.get("target")
+    return Case(Path(name).stem, names["problem"], names["x0"], target, digest)
+
+
+def methods(names: str | None, with_ablations: bool) -> dict[str, AbstractMethod]:
+    """Methods by the name they have in tables."""
+    if names is None:
+        names = "" if with_ablations else "all"
+    chosen: dict[str, AbstractMethod] = {}
+    for command in CATALOGUE if names == "all" else filter(None, names.split(",")):
+        if command not in CATALOGUE:
+            listed = ", ".join(CATALOGUE)
+            raise ValueError(f"{command!r} is no method; there are {listed}.")
+        entry = CATALOGUE[command]
+        method = entry.load()
+        if method is not None:
+            chosen[entry.name] = method()
+        elif names != "all":
+            raise ValueError(f"{entry.name} is not there yet.")
+    return chosen | (dict(ablations()) if with_ablations else {})

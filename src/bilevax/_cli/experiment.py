@@ -1,0 +1,32 @@
+"""`bilevax experiment`: what the paper ran."""
+
+import argparse
+import sys
+
+from ..experiments import numerical
+from .compare import kept as kept, show
+
+TEXT = "an experiment of the paper"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("name", choices=("numerical",))
+    sub.add_argument("--out", default="results/numerical", metavar="FOLDER")
+    sub.add_argument("--seeds", type=int, default=5)
+    sub.add_argument("--steps", type=int, default=100)
+    sub.add_argument("--tune", type=int, default=7, metavar="N", help="trials of steps")
+    sub.add_argument(
+        "--sizes", default="10,50", help="dimensions of both levels (10 and 50)"
+    )
+
+
+def run(options) -> int:
+    comparison, paths = numerical.run(
+        options.out,
+        sizes=tuple(int(part) for part in options.sizes.split(",")),
+        num_seeds=options.seeds,
+        num_steps=options.steps,
+        trials=options.tune,
+        progress=not options.json and sys.stderr.isatty(),
+    )
+    return show(comparison, paths, options.json)

@@ -1,0 +1,113 @@
+"""`bilevax solve FILE.py`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._methods.ds_blo import DSBLO
+from .._solve import Solution, solve
+from .certify import certificate_as_json
+from .problem_file import add_file, load
+
+TEXT = "minimise F from the x0 of a file"
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    add_file(sub)
+    sub.add_argument("--steps", type=int, help="steps of the method (default: 300)")
+    sub.add_argument("--starts", type=int, default=1, help="how many starting points")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--no-polish", action="store_true", help="stochastic phase only")
+    sub.add_argument("--certify", type=float, metavar="RADIUS")
+    sub.add_argument(
+        "--checkpoint", metavar="FILE", help="saves after every chunk, and resumes"
+    )
+    sub.add_argument("--chunk", type=int, default=100, help="steps between two saves")
+
+
+def kept(options) -> str:
+    """What an interrupted solve leaves behind."""
+    path = options.checkpoint
+    if path and Path(path).exists():
+        return f"The run so far is in {path}; the same command goes on from there."
+    return "Nothing was saved yet. With --checkpoint FILE a run can be resumed."
+
+
+def run(options) -> int:
+    names = load(options.file)
+    solution = solve(
+        names["problem"],
+        names.get("method", DSBLO()),
+        names["x0"],
+        key=jax.random.key(options.seed),
+        num_steps=options.steps,
+        num_starts=options.starts,
+        polish=False if options.no_polish else None,
+        certify=options.certify,
+        checkpoint=options.checkpoint,
+        chunk=options.chunk,
+        progress=not options.json and sys.stderr.isatty(),
+        throw=False,
+    )
+    if options.json:
+        print(json.dumps(solution_as_json(solution)))
+    else:
+        print_solution(solution)
+    return 0 if solution.success else 1
+
+
+def print_solution(solution: Solution) -> None:
+    before = solution.stochastic[1]
+    print(f"F = {solution.value:.10g}   ({solution.status_name}, {solution.stopped})")
+    if solution.polish is not None:
+        print(f"    before the polish: {before:.10g}")
+    print(f"x = {short(solution.x)}")
+    print(f"y = {short(solution.y)}")
+    if solution.starts:
+        values = ", ".join(f"{s.value:.6g}" for s in solution.starts)
+        print(f"starts: {values}")
+    totals = solution.history.totals
+    print("work: " + ", ".join(f"{n} {name}" for name, n in totals.items()))
+    if solution.certificate is not None:
+        print(solution.certificate)
+    if solution.message:
+        print(solution.message)
+
+
+def short(tree: Any) -> str:
+    leaves = jax.tree.leaves(tree)
+    shown = [
+        np.array2string(np.asarray(leaf), precision=6, threshold=20) for leaf in leaves
+    ]
+    return shown[0] if len(shown) == 1 else ", ".join(shown)
+
+
+def solution_as_json(solution: Solution) -> dict:
+    certificate = solution.certificate
+    return dict(
+        x=as_lists(solution.x),
+        y=as_lists(solution.y),
+        value=solution.value,
+        success=solution.success,
+        status=solution.status_name,
+        message=solution.message,
+        stopped=solution.stopped,
+        value_before_polish=solution.stochastic[1],
+        starts=[s.value for s in solution.starts],
+        work=solution.history.totals,
+        history=dict(
+            step=solution.history.evaluated_at.tolist(),
+            value=solution.history.value.tolist(),
+            seconds=solution.history.seconds.tolist(),
+        ),
+        certificate=None if certificate is None else certificate_as_json(certificate),
+    )
+
+
+def as_lists(tree: Any) -> list:
+    return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(tree)]

@@ -1,0 +1,1 @@
+"""Fair comparisons: rows first; curves, tables, figures and a page from rows."""

@@ -1,0 +1,130 @@
+"""What is compared on what: named problems with starts, named methods, seeds."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import jax.random as jr
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from .._constraints import Box
+from .._methods.base import AbstractMethod
+from .._problem import AbstractProblem
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem with its start, or a family of them with one member per seed.
+
+    - `problem`, `x0`: themselves, or functions of the seed. Without `x0` the start is
+      drawn from the domain, a bounded `Box`. All methods get the same.
+    - `target`: a value of `F` known to be best, or a function of the seed. Gaps are
+      measured from it, or from the best value that any method found if that is lower.
+    - `signature`: text that changes with the problem where its arrays do not, such as a
+      digest of the file that defines it.
+    """
+
+    name: str
+    problem: AbstractProblem | Callable[[int], AbstractProblem]
+    x0: PyTree | Callable[[int], PyTree] | None = None
+    target: float | Callable[[int], float] | None = None
+    signature: str = ""
+
+    def instance(self, seed: int) -> "Instance":
+        """The problem, start and target of one seed."""
+        problem, x0, target = self.problem, self.x0, self.target
+        if not isinstance(problem, AbstractProblem):
+            problem = problem(seed)
+        if x0 is None:
+            x0 = _drawn_start(self.name, problem, seed)
+        elif callable(x0):
+            x0 = x0(seed)
+        target = target(seed) if callable(target) else target
+        return Instance(problem, x0, None if target is None else float(target))
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A case at one seed."""
+
+    problem: AbstractProblem
+    x0: PyTree
+    target: float | None
+
+
+def as_cases(problems: Mapping[str, Any] | Iterable[Case]) -> list[Case]:
+    """Cases from a list of them, or from `{name: problem or (problem, x0)}`."""
+    if isinstance(problems, Mapping):
+        cases = [_as_case(str(name), entry) for name, entry in problems.items()]
+    else:
+        cases = list(problems)
+    for case in cases:
+        if not isinstance(case, Case):
+            raise ValueError(
+                "`problems` must be a list of Cases, or a dictionary from names to "
+                f"problems or pairs of problem and x0; got {type(case).__name__}."
+            )
+    _check_names([case.name for case in cases], "problems")
+    return cases
+
+
+def _as_case(name: str, entry) -> Case:
+    if isinstance(entry, Case):
+        return entry
+    if isinstance(entry, tuple):
+        return Case(name, *entry)
+    return Case(name, entry)
+
+
+def as_methods(
+    methods: Mapping[str, AbstractMethod] | Iterable[AbstractMethod],
+) -> dict[str, AbstractMethod]:
+    """Methods by name; those of a list are named by their class."""
+    if isinstance(methods, Mapping):
+        pairs = [(str(name), method) for name, method in methods.items()]
+    else:
+        pairs = [(type(method).__name__, method) for method in methods]
+    for name, method in pairs:
+        if not isinstance(method, AbstractMethod):
+            got = method.__name__ if isinstance(method, type) else repr(method)
+            raise ValueError(
+                f"`methods[{name!r}]` must be a method such as DSBLO(); got {got}."
+            )
+    _check_names([name for name, _ in pairs], "methods")
+    return dict(pairs)
+
+
+def as_seeds(seeds: int | Sequence[int]) -> list[int]:
+    """`range(seeds)`, or the seeds themselves."""
+    listed = list(range(seeds)) if isinstance(seeds, int) else [int(s) for s in seeds]
+    if not listed or len(set(listed)) != len(listed):
+        raise ValueError(f"`seeds` must be one or more different seeds; got {seeds!r}.")
+    return listed
+
+
+def _check_names(names: list[str], what: str) -> None:
+    if not names:
+        raise ValueError(f"`{what}` must not be empty.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"`{what}` must have different names; {', '.join(twice)} came twice. Pass "
+            "a dictionary to name them."
+        )
+
+
+def _drawn_start(name: str, problem: AbstractProblem, seed: int) -> PyTree:
+    """Uniform in a bounded box."""
+    domain = getattr(problem, "domain", None)
+    if isinstance(domain, Box):
+        low, unravel = ravel_pytree(domain.lower)
+        high = ravel_pytree(domain.upper)[0]
+        if bool(jnp.all(jnp.isfinite(low) & jnp.isfinite(high))):
+            share = jr.uniform(jr.key(seed), low.shape, low.dtype)
+            return unravel(low + share * (high - low))
+    raise ValueError(
+        f"The problem {name!r} needs a start: pass (problem, x0). Only for a problem "
+        "whose domain is a bounded Box can one be drawn."
+    )
