@@ -60,4 +60,4 @@ def gradient_at(
     e, at, ahead, tries, _ = jax.lax.while_loop(
         lambda c: c[-1], attempt, (blank, at, ahead, 0, jnp.asarray(True))
     )
-    return Oracle(e, at, ahead, tries > 1)
+    return Oracle(e, at, ahead, jnp.asarray(tries > 1))
