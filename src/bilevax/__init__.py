@@ -26,9 +26,18 @@ from ._lower.base import LowerSolution as LowerSolution
 from ._lower.interior_point import InteriorPoint as InteriorPoint
 from ._lower.projected import ProjectedGradient as ProjectedGradient
 from ._methods.ds_blo import DSBLO as DSBLO
+from ._methods.dsigd import DSIGD as DSIGD
+from ._methods.ingd import INGD as INGD
 from ._methods.optax_step import (
     scale_by_normalised_momentum as scale_by_normalised_momentum,
 )
+from ._methods.perturbed_ingd import PerturbedINGD as PerturbedINGD
+from ._methods.perturbed_stochastic_ingd import (
+    PerturbedStochasticINGD as PerturbedStochasticINGD,
+)
+from ._methods.proximal_subgradient import ProximalSubgradient as ProximalSubgradient
+from ._methods.ssigd import SSIGD as SSIGD
+from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
 from ._perturbation import (
     Gaussian as Gaussian,
     TruncatedGaussian as TruncatedGaussian,
