@@ -7,7 +7,6 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, PRNGKeyArray, PyTree
 
-from .._feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._perturbation import AbstractPerturbation, Gaussian
 from .._problem import Problem
@@ -21,8 +20,8 @@ from .base import (
     number,
     report,
     tree_norm,
-    tree_step,
 )
+from .normalised_step import NormalisedStep
 from .oracle import gradient_at
 
 
@@ -109,10 +108,11 @@ class DSBLO(AbstractMethod):
         keys = draws(key)
         now = problem.draw(keys.sample)
         m, m_norm = state.momentum, tree_norm(state.momentum)
-        length = self._length(m_norm, state.scales, step, num_steps)
+        rule = NormalisedStep(self.gamma1, self.gamma2, self.first_step, self.decay)
+        length = rule.length(m_norm, state.scales, step, num_steps)
         # The first step stands still: it only finds the first gradient.
         length = jnp.where(state.started, length, 0)
-        ahead = self._ahead(now, state.x, m, length)
+        ahead = rule.ahead(now, state.x, m, length)
         where = jr.uniform(keys.segment, (), m_norm.dtype) if self.segment else 1
         between = jax.tree.map(lambda a, b: a + where * (b - a), state.x, ahead)
 
@@ -144,31 +144,6 @@ class DSBLO(AbstractMethod):
             (oracle.ahead, momentum, e.lower, state.started | usable),
         )
         return new, record
-
-    def _ahead(self, problem: Problem, x, m, length):
-        """`P(x - length m)`.
-
-        Along the boundary of a domain most of the momentum may point outwards, and a
-        step of the right length would hardly move `x`. Without explicit constants such
-        a step is stretched, so that what is left of it has the wanted length.
-        """
-        move = lambda length: onto_domain(problem, tree_step(x, -length, m))
-        first = move(length)
-        if problem.domain is None or self.gamma1 is not None:
-            return first
-        left = tree_norm(jax.tree.map(jnp.subtract, first, x))
-        want = length * tree_norm(m)
-        stretch = want / jnp.maximum(left, 1e-3 * want + jnp.finfo(want.dtype).tiny)
-        return move(length * jnp.maximum(stretch, 1))
-
-    def _length(self, m_norm, scales: Scales, step, num_steps):
-        """`1 / (gamma1 |m| + gamma2)`."""
-        if self.gamma1 is not None:
-            return 1 / (self.gamma1 * m_norm + self.gamma2)
-        reach = scales.length * falling(self.first_step, self.decay, step, num_steps)
-        # gamma1 = 1 / reach; gamma2 small, so that steps stay as long as `reach` until
-        # the momentum has all but died.
-        return reach / (m_norm + 1e-4 * scales.slope + jnp.finfo(m_norm.dtype).tiny)
 
     def _law(self, problem: Problem, scales: Scales, step, num_steps):
         if self.perturbation is not None:

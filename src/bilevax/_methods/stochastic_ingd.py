@@ -20,7 +20,7 @@ from .base import (
     tree_norm,
     tree_step,
 )
-from .ds_blo import DSBLO
+from .normalised_step import NormalisedStep
 from .oracle import gradient_at
 from .search import between, select
 
@@ -97,12 +97,11 @@ def momentum_step(method, problem, state, step, num_steps, key, *, blur):
     """One step; with `blur` the segment ends near `x+`, that many step lengths off."""
     keys = draws(key)
     now = problem.draw(keys.sample)
-    # Lengths and projections are those of DS-BLO, whose constants are called otherwise.
-    engine = DSBLO(method.p, method.q, first_step=method.first_step, decay=method.decay)
+    rule = NormalisedStep(method.p, method.q, method.first_step, method.decay)
     m, m_norm = state.momentum, tree_norm(state.momentum)
-    length = engine._length(m_norm, state.scales, step, num_steps)
+    length = rule.length(m_norm, state.scales, step, num_steps)
     length = jnp.where(state.started, length, 0)
-    ahead = engine._ahead(now, state.x, m, length)
+    ahead = rule.ahead(now, state.x, m, length)
     end = ahead
     if blur is not None:
         longest = falling(method.first_step, method.decay, step, num_steps)

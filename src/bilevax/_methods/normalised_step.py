@@ -1,0 +1,46 @@
+"""The step `x - m / (gamma1 |m| + gamma2)` that DS-BLO and stochastic INGD share."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .._feasible import onto_domain
+from .._problem import Problem
+from .base import Number, Scales, falling, tree_norm, tree_step
+
+
+class NormalisedStep(eqx.Module):
+    """With explicit constants, or with lengths that fall along the run."""
+
+    gamma1: Number | None
+    gamma2: Number | None
+    first_step: Number
+    decay: Number
+
+    def length(self, m_norm, scales: Scales, step, num_steps):
+        """`1 / (gamma1 |m| + gamma2)`."""
+        if self.gamma1 is not None:
+            return 1 / (self.gamma1 * m_norm + self.gamma2)
+        reach = scales.length * falling(self.first_step, self.decay, step, num_steps)
+        # gamma1 = 1 / reach; gamma2 small, so that steps stay as long as `reach` until
+        # the momentum has all but died.
+        return reach / (m_norm + 1e-4 * scales.slope + jnp.finfo(m_norm.dtype).tiny)
+
+    def ahead(
+        self, problem: Problem, x: PyTree[Array], m: PyTree[Array], length
+    ) -> PyTree[Array]:
+        """`P(x - length m)`.
+
+        Along the boundary of a domain most of the momentum may point outwards, and a
+        step of the right length would hardly move `x`. Without explicit constants such
+        a step is stretched, so that what is left of it has the wanted length.
+        """
+        move = lambda length: onto_domain(problem, tree_step(x, -length, m))
+        first = move(length)
+        if problem.domain is None or self.gamma1 is not None:
+            return first
+        left = tree_norm(jax.tree.map(jnp.subtract, first, x))
+        want = length * tree_norm(m)
+        stretch = want / jnp.maximum(left, 1e-3 * want + jnp.finfo(want.dtype).tiny)
+        return move(length * jnp.maximum(stretch, 1))
