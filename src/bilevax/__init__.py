@@ -25,9 +25,13 @@ from ._lower.active_set import ActiveSet as ActiveSet
 from ._lower.base import LowerSolution as LowerSolution
 from ._lower.interior_point import InteriorPoint as InteriorPoint
 from ._lower.projected import ProjectedGradient as ProjectedGradient
+from ._methods.blocc import BLOCC as BLOCC
 from ._methods.ds_blo import DSBLO as DSBLO
 from ._methods.dsigd import DSIGD as DSIGD
+from ._methods.gam import GAM as GAM
+from ._methods.igba import IGBA as IGBA
 from ._methods.ingd import INGD as INGD
+from ._methods.lv_hba import LVHBA as LVHBA
 from ._methods.optax_step import (
     scale_by_normalised_momentum as scale_by_normalised_momentum,
 )
