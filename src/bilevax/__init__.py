@@ -20,10 +20,19 @@ from ._lower.active_set import ActiveSet as ActiveSet
 from ._lower.base import LowerSolution as LowerSolution
 from ._lower.interior_point import InteriorPoint as InteriorPoint
 from ._lower.projected import ProjectedGradient as ProjectedGradient
+from ._methods.aipod import AiPOD as AiPOD
 from ._methods.ds_blo import DSBLO as DSBLO
+from ._methods.e_aipod import EAiPOD as EAiPOD
+from ._methods.equality_oracle import equality_gradient as equality_gradient
 from ._methods.optax_step import (
     scale_by_normalised_momentum as scale_by_normalised_momentum,
 )
+from ._methods.penalty_oracle import (
+    FirstOrderEvaluation as FirstOrderEvaluation,
+    penalty_gradient as penalty_gradient,
+)
+from ._methods.pigd import PIGD as PIGD
+from ._methods.zero_order import ZeroOrder as ZeroOrder
 from ._perturbation import (
     Gaussian as Gaussian,
     TruncatedGaussian as TruncatedGaussian,
