@@ -25,9 +25,12 @@ from ._lower.active_set import ActiveSet as ActiveSet
 from ._lower.base import LowerSolution as LowerSolution
 from ._lower.interior_point import InteriorPoint as InteriorPoint
 from ._lower.projected import ProjectedGradient as ProjectedGradient
+from ._methods.aipod import AiPOD as AiPOD
 from ._methods.blocc import BLOCC as BLOCC
 from ._methods.ds_blo import DSBLO as DSBLO
 from ._methods.dsigd import DSIGD as DSIGD
+from ._methods.e_aipod import EAiPOD as EAiPOD
+from ._methods.equality_oracle import equality_gradient as equality_gradient
 from ._methods.gam import GAM as GAM
 from ._methods.igba import IGBA as IGBA
 from ._methods.ingd import INGD as INGD
@@ -35,13 +38,19 @@ from ._methods.lv_hba import LVHBA as LVHBA
 from ._methods.optax_step import (
     scale_by_normalised_momentum as scale_by_normalised_momentum,
 )
+from ._methods.penalty_oracle import (
+    FirstOrderEvaluation as FirstOrderEvaluation,
+    penalty_gradient as penalty_gradient,
+)
 from ._methods.perturbed_ingd import PerturbedINGD as PerturbedINGD
 from ._methods.perturbed_stochastic_ingd import (
     PerturbedStochasticINGD as PerturbedStochasticINGD,
 )
+from ._methods.pigd import PIGD as PIGD
 from ._methods.proximal_subgradient import ProximalSubgradient as ProximalSubgradient
 from ._methods.ssigd import SSIGD as SSIGD
 from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
+from ._methods.zero_order import ZeroOrder as ZeroOrder
 from ._perturbation import (
     Gaussian as Gaussian,
     TruncatedGaussian as TruncatedGaussian,

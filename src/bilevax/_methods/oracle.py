@@ -1,5 +1,7 @@
 """The gradient of `F` where a method asks for it, or as near to there as it exists."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -32,14 +34,17 @@ def gradient_at(
     at: PyTree[Array],
     ahead: PyTree[Array],
     warm: LowerSolution,
+    evaluate: Callable[..., Evaluation] | None = None,
 ) -> Oracle:
     """The gradient at `at`, or at the nearest allowed point to `ahead` if none exists.
 
     `ahead` is the next iterate, with `at` on the way to it; a method that takes the
     gradient at its iterate passes that twice. The allowed set is convex, so both ends
     of a segment being allowed, rounding and the first `x` alone can break the rule.
+    `evaluate(x, warm)` replaces the exact hypergradient by another one.
     """
-    solve = lambda x, warm: hypergradient(problem, x, warm=warm, throw=False)
+    exact = lambda x, warm: hypergradient(problem, x, warm=warm, throw=False)
+    solve = exact if evaluate is None else evaluate
     if not moves(problem):
         return Oracle(solve(at, warm), at, ahead, jnp.asarray(False))
 

@@ -1,0 +1,248 @@
+"""PIGD: inexact gradients at randomly moved points (Kornowski et al. 2024)."""
+
+from typing import cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array, PyTree
+
+from .._feasible import onto_domain
+from .._lower.base import LowerSolution
+from .._perturbation import UniformBall
+from .._problem import AbstractProblem, Problem
+from .base import (
+    AbstractMethod,
+    Number,
+    Scales,
+    draws,
+    falling,
+    number,
+    report,
+    tree_norm,
+    tree_step,
+)
+from .clipped import Drift, standing_still
+from .equality_oracle import equality_evaluation, only_equalities
+from .oracle import gradient_at
+from .penalty_oracle import (
+    DEFAULT_PENALTY,
+    FirstOrderEvaluation,
+    Weights,
+    natural_weights,
+    penalty_evaluation,
+)
+
+# The fixed step of a clipped loop, as a multiple of the longest one along the first
+# gradient. Shorter ones swing around a minimum, since nothing brakes the displacement.
+_ETA = 3.0
+
+
+class PIGDState(eqx.Module):
+    """`x`, the last lower-level solution, and the weights of the oracle.
+
+    `drift` belongs to the clipped loop; its `mean` is that of the last block of points.
+    """
+
+    x: PyTree[Array]
+    lower: LowerSolution
+    scales: Scales
+    weights: Weights
+    drift: Drift | None
+
+
+class PIGD(AbstractMethod):
+    """Perturbed inexact gradient descent with a first-order oracle.
+
+    `oracle="penalty"` takes its gradients `v` from `penalty_gradient`, the penalty
+    Lagrangian with frozen multipliers and the exact active set; `oracle="equality"`
+    from `equality_gradient`, for lower levels with equality rows only. Step `t`, with
+    `w` uniform in the unit ball:
+
+        x+ = P(x - eta v(x + delta w))
+
+    `loop="clipped"` is the online-to-nonconvex loop with the same oracle. From `d = 0`,
+    with `s` uniform in [0, 1]:
+
+        z = x + s d,   x+ = P(x + d),   d+ = clip_D(d - eta v(z))
+
+    Steps and the radius `delta` fall geometrically along a run unless given; the length
+    and slope scales of the problem are measured at the start.
+
+    - `step_size`: constant `eta`.
+    - `first_step`, `decay`: without `step_size`, `eta` is `first_step` times length
+      over slope at the start and `decay` times that at the end; the slope is the first
+      or the present one, whichever is larger. In the clipped loop `D` is `first_step`
+      times length at the start, `decay` times that at the end, and `eta` three times
+      `first_step` times length over slope throughout.
+    - `radius`: constant `delta` (perturbed loop only).
+    - `first_radius`, `radius_decay`: without it, in units of the length.
+    - `clip`: constant `D` of the clipped loop; goes with `step_size`.
+    - `block`: steps over which the clipped loop averages its points `z`.
+    - `a1`, `a2`: weights of the oracle, see `penalty_gradient`; the equality oracle
+      takes `delta = 1 / a1`.
+    - `penalty`: without `a1`, the weight in natural units measured at the start; its
+      inverse is about the relative bias of the gradient.
+
+    G. Kornowski, S. Padmanabhan, K. Wang, Z. Zhang, S. Sra: First-order methods for
+    linearly constrained bilevel optimization, NeurIPS 2024.
+
+    Deviations: the weights are `a1 = penalty`, `a2 = penalty^2` in natural units, and
+    fixed; steps and radii fall by default; points are projected on the domain of `x`;
+    the last iterate is returned unless a random one is asked for, in the clipped loop
+    too, where the theory returns the mean of a random block (`state.drift.mean` is the
+    last one); the multipliers and the active set are those of an exact solver.
+
+    Reconstruction: that `w` is uniform in the ball, and the constants of the default
+    steps, are ours.
+    """
+
+    step_size: Number | None = number(None)
+    first_step: Number = number(0.1)
+    decay: Number = number(1e-3)
+    radius: Number | None = number(None)
+    first_radius: Number = number(1e-2)
+    radius_decay: Number = number(1e-4)
+    clip: Number | None = number(None)
+    block: int = 10
+    a1: Number | None = number(None)
+    a2: Number | None = number(None)
+    penalty: Number = number(DEFAULT_PENALTY)
+    oracle: str = "penalty"
+    loop: str = "perturbed"
+
+    def __check_init__(self):
+        if self.oracle not in ("penalty", "equality"):
+            raise ValueError(
+                f"`oracle` is 'penalty' or 'equality'; got {self.oracle!r}."
+            )
+        if self.loop not in ("perturbed", "clipped"):
+            raise ValueError(f"`loop` is 'perturbed' or 'clipped'; got {self.loop!r}.")
+        check_clip(self, self.loop == "clipped")
+        if self.a1 is None and self.a2 is not None:
+            raise ValueError("`a2` needs `a1`: give both, `a1` alone or none.")
+
+    def refusal(self, problem):
+        if self.oracle == "penalty":
+            return None
+        return only_equalities(instance(problem), 'PIGD(oracle="equality")')
+
+    def init(self, problem, x, lower, scales, *, key):
+        if self.a1 is None:
+            weights = _weights(problem, x, lower.y, self.penalty, scales.force)
+        else:
+            a2 = self.a1**2 if self.a2 is None else self.a2
+            weights = Weights(self.a1, a2)
+        drift = standing_still(x) if self.loop == "clipped" else None
+        return PIGDState(x, lower, scales, weights, drift)
+
+    def step(self, problem, state, *, step, num_steps, key):
+        keys = draws(key)
+        now = problem.draw(keys.sample)
+        scales = state.scales
+        reach = falling(self.first_step, self.decay, step, num_steps)
+        if state.drift is None:
+            radius = self.radius
+            if radius is None:
+                radius = falling(self.first_radius, self.radius_decay, step, num_steps)
+                radius = radius * scales.length
+            w = UniformBall(radius).sample(state.x, key=keys.direction)
+            at, ahead = onto_domain(now, tree_step(state.x, 1, w)), state.x
+        else:
+            share = jr.uniform(keys.segment, (), scales.length.dtype)
+            at, ahead = state.drift.propose(now, state.x, share)
+
+        evaluate = lambda x, warm: self._evaluate(now, x, state.weights, warm)
+        oracle = gradient_at(now, at, ahead, state.lower, evaluate)
+        e, usable = cast(FirstOrderEvaluation, oracle.e), oracle.usable
+        grad = jax.tree.map(lambda g: jnp.where(usable, g, 0), e.grad)
+        drift = None
+        if state.drift is None:
+            eta = self.step_size
+            if eta is None:
+                eta = gradient_step(reach, scales, grad)
+            x = onto_domain(now, tree_step(oracle.ahead, -eta, grad))
+        else:
+            x = where(usable | oracle.recovered, oracle.ahead, state.x)
+            clip, eta = clipped_lengths(self, scales, reach, scales.slope)
+            moved = jax.tree.map(jnp.subtract, x, state.x)
+            drift = state.drift.update(
+                moved, oracle.at, grad, usable, eta, clip, self.block
+            )
+
+        work, inner = e.lower.iterations, e.inner.iterations
+        gradients = 1 + inner.passes + inner.safeguard
+        record = report(
+            problem,
+            e,
+            state.lower,
+            state.x,
+            x,
+            lower_solves=1 + oracle.recovered,
+            recovered=oracle.recovered,
+            lower_passes=work.passes + inner.passes,
+            factorisations=work.factorisations + inner.factorisations,
+            safeguard=work.safeguard + inner.safeguard,
+            upper_gradients=gradients,
+            hessian_products=0,
+            linear_solves=0,
+            penalty_solves=1 + oracle.recovered,
+        )
+        new = eqx.tree_at(lambda s: (s.x, s.lower), state, (x, e.lower))
+        return eqx.tree_at(
+            lambda s: s.drift, new, drift, is_leaf=lambda leaf: leaf is None
+        ), record
+
+    def _evaluate(self, problem: Problem, x, weights: Weights, warm):
+        if self.oracle == "penalty":
+            return penalty_evaluation(problem, x, weights, warm)
+        return equality_evaluation(problem, x, 1 / weights.a1, warm)
+
+
+@eqx.filter_jit
+def _weights(problem, x, y, penalty, force):
+    return natural_weights(problem, x, y, penalty, force)
+
+
+def instance(problem: AbstractProblem) -> Problem:
+    """A deterministic problem with the rows of `problem`."""
+    population = getattr(problem, "population", None)
+    return problem.draw(jr.key(0)) if population is None else population
+
+
+def check_clip(method, clipped: bool) -> None:
+    """Raise a `ValueError` unless `clip` and `step_size` make a clipped loop."""
+    if not clipped and method.clip is not None:
+        raise ValueError('`clip` belongs to `loop="clipped"`.')
+    if clipped and (method.clip is None) != (method.step_size is None):
+        raise ValueError(
+            "`clip` and `step_size` belong together: give both or none (lengths that "
+            "fall with the run)."
+        )
+    if method.block < 1:
+        raise ValueError(f"`block` must be at least 1; got {method.block}.")
+
+
+def clipped_lengths(method, scales: Scales, reach, bound):
+    """`D` and `eta` of a clipped loop whose gradients are of the size `bound`."""
+    if method.clip is not None:
+        return method.clip, method.step_size
+    eta = _ETA * method.first_step * scales.length / positive(bound)
+    return reach * scales.length, eta
+
+
+def gradient_step(reach, scales: Scales, grad: PyTree[Array]):
+    """A step that moves no further than `reach` times the length of the problem."""
+    slope = jnp.maximum(scales.slope, tree_norm(grad))
+    return reach * scales.length / positive(slope)
+
+
+def positive(value):
+    """`value`, or one where it is zero."""
+    return jnp.where(value > 0, value, 1)
+
+
+def where(condition, a: PyTree[Array], b: PyTree[Array]) -> PyTree[Array]:
+    """Leafwise choice."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
