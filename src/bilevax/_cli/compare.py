@@ -110,9 +110,5 @@ def methods(names: str | None, with_ablations: bool) -> dict[str, AbstractMethod
             listed = ", ".join(CATALOGUE)
             raise ValueError(f"{command!r} is no method; there are {listed}.")
         entry = CATALOGUE[command]
-        method = entry.load()
-        if method is not None:
-            chosen[entry.name] = method()
-        elif names != "all":
-            raise ValueError(f"{entry.name} is not there yet.")
+        chosen[entry.name] = entry.kind()
     return chosen | (dict(ablations()) if with_ablations else {})

@@ -3,10 +3,25 @@
 `python -m bilevax._methods.catalogue` prints docs/methods.md.
 """
 
-import importlib
 from dataclasses import dataclass
 
+from .aipod import AiPOD
 from .base import AbstractMethod
+from .blocc import BLOCC
+from .ds_blo import DSBLO
+from .dsigd import DSIGD
+from .e_aipod import EAiPOD
+from .gam import GAM
+from .igba import IGBA
+from .ingd import INGD
+from .lv_hba import LVHBA
+from .perturbed_ingd import PerturbedINGD
+from .perturbed_stochastic_ingd import PerturbedStochasticINGD
+from .pigd import PIGD
+from .proximal_subgradient import ProximalSubgradient
+from .ssigd import SSIGD
+from .stochastic_ingd import StochasticINGD
+from .zero_order import ZeroOrder
 
 _KHANDURI = "Khanduri et al., ICML 2023"
 _KORNOWSKI = "Kornowski et al., NeurIPS 2024"
@@ -19,8 +34,7 @@ _TIAN = "Tian, Zhou and So, ICML 2022"
 class Entry:
     """One method.
 
-    - `name`, `kind`, `module`, `tests`: as printed, its class, where that lies, and the
-      file that tests it.
+    - `name`, `kind`, `tests`: as printed, its class, and the file that tests it.
     - `rows`: the constraints of the lower level it was published for; LE are linear
       equalities, LI linear inequalities, GC general convex ones, and "single level"
       has none, the method seeing only gradients of `F`.
@@ -29,8 +43,7 @@ class Entry:
     """
 
     name: str
-    kind: str
-    module: str
+    kind: type[AbstractMethod]
     tests: str
     paper: str
     rows: str
@@ -40,14 +53,6 @@ class Entry:
     rate: str
     note: str = ""
 
-    def load(self) -> type[AbstractMethod] | None:
-        """The class; None while its file is not there."""
-        try:
-            module = importlib.import_module(f"bilevax._methods.{self.module}")
-        except ModuleNotFoundError:
-            return None
-        return getattr(module, self.kind)
-
 
 _DET, _STO = "deterministic", "stochastic"
 _IG, _PENALTY, _DIRECT = "implicit gradient", "penalty", "gradients of F"
@@ -56,72 +61,72 @@ _WEAK = "If F is weakly convex. The second table gives stationarity as the measu
 
 CATALOGUE: dict[str, Entry] = {
     "ds-blo": Entry(
-        "DS-BLO", "DSBLO", "ds_blo", "test_ds_blo.py", "the DS-BLO paper", "LI", _STO,
+        "DS-BLO", DSBLO, "test_ds_blo.py", "the DS-BLO paper", "LI", _STO,
         _IG, _G, "Õ(ε⁻⁴ δ⁻¹)",
         "For the problem with a tilted lower level; for the original one under a "
         "further assumption, with a slightly larger radius.",
     ),
     "ssigd": Entry(
-        "[S]SIGD", "SSIGD", "ssigd", "test_sigd.py", _KHANDURI, "LI", _STO, _IG,
+        "[S]SIGD", SSIGD, "test_sigd.py", _KHANDURI, "LI", _STO, _IG,
         _MOREAU, "O(ε⁻⁴)", _WEAK,
     ),
     "dsigd": Entry(
-        "[D]SIGD", "DSIGD", "dsigd", "test_sigd.py", _KHANDURI, "LI", _DET, _IG, _S,
+        "[D]SIGD", DSIGD, "test_sigd.py", _KHANDURI, "LI", _DET, _IG, _S,
         "asymptotic",
     ),
     "pigd": Entry(
-        "PIGD", "PIGD", "pigd", "test_pigd.py", _KORNOWSKI, "LI", _DET, _IG, _G,
+        "PIGD", PIGD, "test_pigd.py", _KORNOWSKI, "LI", _DET, _IG, _G,
         "O(ε⁻⁴ δ⁻¹)", "Needs exact multipliers of the lower level.",
     ),
     "zero-order": Entry(
-        "Algorithm 3", "ZeroOrder", "zero_order", "test_pigd.py", _KORNOWSKI,
+        "Algorithm 3", ZeroOrder, "test_pigd.py", _KORNOWSKI,
         "LI", _DET, _IG, _G, "O(d ε⁻³ δ⁻¹)", "Sees values of F only.",
     ),
     "aipod": Entry(
-        "AiPOD", "AiPOD", "aipod", "test_aipod.py", _XIAO, "LE", _STO, _IG, _S,
+        "AiPOD", AiPOD, "test_aipod.py", _XIAO, "LE", _STO, _IG, _S,
         "O(ε⁻⁴)",
     ),
     "e-aipod": Entry(
-        "E-AiPOD", "EAiPOD", "e_aipod", "test_aipod.py", _XIAO, "LE", _STO, _IG, _S,
+        "E-AiPOD", EAiPOD, "test_aipod.py", _XIAO, "LE", _STO, _IG, _S,
         "-", "A variant with fewer projections; not in the tables of the DS-BLO paper.",
     ),
     "igba": Entry(
-        "IGBA", "IGBA", "igba", "test_igba.py", "Tsaknakis et al., ICASSP 2023",
+        "IGBA", IGBA, "test_igba.py", "Tsaknakis et al., ICASSP 2023",
         "GC + LE", _DET, _IG, _S, "O(ε⁻²)",
         "For the problem with a logarithmic barrier in place of the inequalities.",
     ),
     "lv-hba": Entry(
-        "LV-HBA", "LVHBA", "lv_hba", "test_lv_hba.py", "Yao et al., ICLR 2024", "GC",
+        "LV-HBA", LVHBA, "test_lv_hba.py", "Yao et al., ICLR 2024", "GC",
         _DET, _PENALTY, _KKT, "O(ε⁻²)",
     ),
     "blocc": Entry(
-        "BLOCC", "BLOCC", "blocc", "test_blocc.py", "Jiang et al., NeurIPS 2024", "GC",
+        "BLOCC", BLOCC, "test_blocc.py", "Jiang et al., NeurIPS 2024", "GC",
         _DET, _PENALTY, _KKT, "O(ε⁻⁵)",
     ),
     "gam": Entry(
-        "GAM", "GAM", "gam", "test_gam.py", "Xu and Zhu, AAAI 2023", "GC", _DET, _IG,
+        "GAM", GAM, "test_gam.py", "Xu and Zhu, AAAI 2023", "GC", _DET, _IG,
         _S, "asymptotic",
     ),
     "ingd": Entry(
-        "INGD", "INGD", "ingd", "test_ingd.py", _INGD, "single level", _DET, _DIRECT,
+        "INGD", INGD, "test_ingd.py", _INGD, "single level", _DET, _DIRECT,
         _G, "Õ(ε⁻³ δ⁻¹)",
     ),
     "stochastic-ingd": Entry(
-        "Stochastic INGD", "StochasticINGD", "stochastic_ingd", "test_ingd.py", _INGD,
+        "Stochastic INGD", StochasticINGD, "test_ingd.py", _INGD,
         "single level", _STO, _DIRECT, _G, "Õ(ε⁻⁴ δ⁻¹)",
     ),
     "perturbed-ingd": Entry(
-        "Perturbed INGD", "PerturbedINGD", "perturbed_ingd", "test_ingd.py", _TIAN,
+        "Perturbed INGD", PerturbedINGD, "test_ingd.py", _TIAN,
         "single level", _DET, _DIRECT, _G, "Õ(ε⁻³ δ⁻¹)",
     ),
     "perturbed-stochastic-ingd": Entry(
-        "Perturbed Stochastic INGD", "PerturbedStochasticINGD",
-        "perturbed_stochastic_ingd", "test_ingd.py", _TIAN, "single level", _STO,
+        "Perturbed Stochastic INGD", PerturbedStochasticINGD,
+        "test_ingd.py", _TIAN, "single level", _STO,
         _DIRECT, _G, "Õ(ε⁻⁴ δ⁻¹)",
     ),
     "proximal-subgradient": Entry(
-        "Proximal stochastic subgradient", "ProximalSubgradient",
-        "proximal_subgradient", "test_sigd.py",
+        "Proximal stochastic subgradient", ProximalSubgradient,
+        "test_sigd.py",
         "Davis and Drusvyatskiy, SIAM J. Optim. 2019", "single level", _STO, _DIRECT,
         _MOREAU, "O(ε⁻⁴)", "If F is weakly convex, plus a term with a simple prox.",
     ),
@@ -156,7 +161,7 @@ def as_markdown() -> str:
             mark = f" ({len(notes)})"
         lines.append(
             (
-                entry.name, f"`{entry.kind}`", f"`{command}`", entry.rows,
+                entry.name, f"`{entry.kind.__name__}`", f"`{command}`", entry.rows,
                 entry.setting, entry.approach, entry.measure, entry.rate + mark,
                 entry.paper, f"[{entry.tests}](../tests/{entry.tests})",
             )

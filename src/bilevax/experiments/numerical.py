@@ -5,9 +5,10 @@ from pathlib import Path
 from .._compare.budget import Budget
 from .._compare.grid import StepGrid
 from .._compare.runs import Comparison, compare
-from .._methods.base import AbstractMethod
 from .._methods.catalogue import CATALOGUE
 from .._methods.ds_blo import DSBLO
+from .._methods.pigd import PIGD
+from .._methods.ssigd import SSIGD
 from .families import FAMILIES, family_case
 
 TITLE = "[S]SIGD, PIGD and DS-BLO on random quadratic problems"
@@ -57,19 +58,8 @@ def paper_methods() -> dict:
     `gamma2 = 1 / step`, the practice of INGD (Zhang et al., 2020), its moves are
     `step * m` where `m` is small and one unit long where it is large.
     """
-    found: dict = {}
-    for command in ("ssigd", "pigd"):
-        entry = CATALOGUE[command]
-        method = entry.load()
-        if method is not None:
-            found[entry.name] = _constant(method)
-    found[CATALOGUE["ds-blo"].name] = _normalised
-    return found
-
-
-def _constant(method: type[AbstractMethod]):
-    return lambda step: method(step_size=step)  # pyright: ignore[reportCallIssue]
-
-
-def _normalised(step: float) -> DSBLO:
-    return DSBLO(gamma1=1.0, gamma2=1 / step)
+    return {
+        CATALOGUE["ssigd"].name: lambda step: SSIGD(step_size=step),
+        CATALOGUE["pigd"].name: lambda step: PIGD(step_size=step),
+        CATALOGUE["ds-blo"].name: lambda step: DSBLO(gamma1=1.0, gamma2=1 / step),
+    }
