@@ -8,7 +8,6 @@ from jaxtyping import Array, Bool, Float, PyTree
 from .._feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._perturbation import AbstractPerturbation
-from .._status import Status
 from .base import AbstractMethod, Number, Scales, draws, number, report, tree_step
 from .search import (
     evaluation,
@@ -119,7 +118,8 @@ class DSIGD(AbstractMethod):
             length = jnp.where(trial, length * self.shrink, length)
             return new, length, trials, work, point.status, over
 
-        carry = (state, first, 0, no_work(), Status.successful, state.stalled)
+        # A run that has stalled repeats how its last solve ended.
+        carry = (state, first, 0, no_work(), state.lower.status, state.stalled)
         new, _, _, work, status, _ = jax.lax.while_loop(
             lambda c: ~c[-1], attempt, jax.tree.map(jnp.asarray, carry)
         )
