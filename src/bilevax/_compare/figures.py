@@ -113,6 +113,8 @@ def value_figure(rows: list[dict], axis: str = "seconds", columns: int = 2):
 def profile_figure(rows: list[dict], targets=TARGETS):
     """Performance profiles by solves and by seconds, one row per target."""
     looks = _looks(rows)
+    ran = {row["method"] for row in rows if row["status"] != "refused"}
+    rows = [row for row in rows if row["method"] in ran]
     figure, axes = _canvas(len(targets), 2)
     for target, line in zip(targets, axes, strict=True):
         for axis, place in zip(("solves", "seconds"), line, strict=True):
@@ -221,5 +223,7 @@ def _legend(figure, axes):
         for line, name in zip(*place.get_legend_handles_labels(), strict=True):
             known.setdefault(name, line)
     if known:
-        columns = min(len(known), 6)
+        # As many as fit the width, with names as long as these.
+        widest = 0.6 + 0.085 * max(map(len, known))
+        columns = min(len(known), max(1, int(figure.get_figwidth() / widest)))
         figure.legend(known.values(), known, loc="outside upper center", ncols=columns)
