@@ -179,6 +179,7 @@ class Run:
         return state, kept, best, from_arrays(arrays), meta
 
 
+@eqx.filter_jit
 def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, key):
     """The state before the first step."""
     whole = jr.fold_in(key, _WHOLE_RUN)

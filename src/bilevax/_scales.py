@@ -23,65 +23,83 @@ def measure_scales(problem: Problem, x, e: Evaluation) -> Scales:
     times the largest rung of a ladder along the negative gradient at which `F` is still
     lower than at `x`. Multiplying `x`, `f` or `g` by a constant multiplies the scales.
     """
-    flat, unravel = ravel_pytree(x)
-    grad = ravel_pytree(e.grad)[0]
-    slope = jnp.linalg.norm(grad)
-    direction = grad / jnp.where(slope > 0, slope, 1)
-    ranges, free = _ranges(problem, flat)
-    length = jnp.linalg.norm(ranges)
+    slope, direction, units = _first_look(problem, x, e)
+    ranges, free = _ranges(problem, x)
+    rung = 0.0
     if free:
-        unit = _unit(problem, x, e.lower.y, unravel(direction), slope)
-        rung = _largest_rung(problem, flat, unravel, direction, unit, e)
-        length = jnp.hypot(length, 4 * rung)
-    force = _force(problem, x, e.lower.y, unravel(length * direction))
+        rung = _largest_rung(problem, x, direction, _unit(units), e)
+    length, force = _length_and_force(problem, x, e.lower.y, direction, ranges, rung)
     return Scales(length, slope, force)
 
 
-def _ranges(problem: Problem, flat):
+def _ranges(problem: Problem, x):
     """Widths of the bounded coordinates, and whether others exist."""
     if not isinstance(problem.domain, Box):
-        return jnp.zeros_like(flat), True
-    low = ravel_pytree(problem.domain.lower)[0]
-    high = ravel_pytree(problem.domain.upper)[0]
-    bounded = jnp.isfinite(low) & jnp.isfinite(high)
-    width = jnp.where(bounded, high - low, 0)
-    return width, bool(jnp.any(~bounded))
+        return np.zeros(1), True
+    low, high = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(bound)])
+        for bound in (problem.domain.lower, problem.domain.upper)
+    )
+    bounded = np.isfinite(low) & np.isfinite(high)
+    width = np.zeros_like(low)
+    width[bounded] = high[bounded] - low[bounded]
+    return width, not bounded.all()
 
 
+# Few programs instead of many operations: each of these would be loaded on its own
+# before the first step.
 @eqx.filter_jit
-def _units(problem: Problem, x, y, direction, slope):
-    """Lengths at which `x`, the slope of `f`, or the linear part of `g` change."""
+def _first_look(problem: Problem, x, e: Evaluation):
+    """The slope, its direction, and natural lengths along it.
+
+    Lengths at which `x`, the slope of `f`, or the linear part of `g` change.
+    """
+    flat, unravel = ravel_pytree(e.grad)
+    slope = jnp.linalg.norm(flat)
+    direction = unravel(flat / jnp.where(slope > 0, slope, 1))
+    y = e.lower.y
     f_x = lambda x: jax.grad(lambda x: problem.upper_value(x, y)[0])(x)
     g_y = lambda x: jax.grad(problem.lower_value, argnums=1)(x, y)
     bend = jax.jvp(f_x, (x,), (direction,))[1]
     pull, turn = jax.jvp(g_y, (x,), (direction,))
     norm = lambda tree: jnp.linalg.norm(ravel_pytree(tree)[0])
-    return jnp.stack([norm(x), slope / norm(bend), norm(pull) / norm(turn)])
+    units = jnp.stack([norm(x), slope / norm(bend), norm(pull) / norm(turn)])
+    return slope, direction, units
 
 
-def _unit(problem: Problem, x, y, direction, slope) -> float:
+def _unit(units) -> float:
     """The first length that is neither zero nor infinite; one if there is none."""
-    units = np.asarray(_units(problem, x, y, direction, slope), float)
+    units = np.asarray(units, float)
     usable = units[np.isfinite(units) & (units > 0)]
     return float(usable[0]) if usable.size else 1.0
 
 
-def _largest_rung(problem: Problem, flat, unravel, direction, unit, e):
+def _largest_rung(problem: Problem, x, direction, unit: float, e) -> float:
     best = 0.0
     for rung in unit * _RUNGS:
-        point = onto_domain(problem, unravel(flat - rung * direction))
-        value = hypergradient(problem, point, throw=False).value
-        if value < e.value:
-            best = rung
+        point = _downhill(problem, x, direction, jnp.asarray(rung))
+        if float(hypergradient(problem, point, throw=False).value) < float(e.value):
+            best = float(rung)
     return best or unit
 
 
 @eqx.filter_jit
-def _force(problem: Problem, x, y, move):
-    """Sizes of `H y`, of the linear part of `g`, and of its change along `move`."""
+def _downhill(problem: Problem, x, direction, rung):
+    move = lambda a, b: (a - rung * b).astype(a.dtype)
+    return onto_domain(problem, jax.tree.map(move, x, direction))
+
+
+@eqx.filter_jit
+def _length_and_force(problem: Problem, x, y, direction, ranges, rung):
+    """The length scale; and the sizes of `H y`, of the linear part of `g`, and of its
+    change over that length."""
+    dtype = ravel_pytree(x)[0].dtype
+    length = jnp.hypot(jnp.linalg.norm(jnp.asarray(ranges, dtype)), 4 * rung)
+    length = length.astype(dtype)
+    move = jax.tree.map(lambda leaf: (length * leaf).astype(leaf.dtype), direction)
     g_y = jax.grad(problem.lower_value, argnums=1)
     gradient, curvature = jax.jvp(lambda y: g_y(x, y), (y,), (y,))
     turn = jax.jvp(lambda x: g_y(x, y), (x,), (move,))[1]
     norm = lambda tree: jnp.linalg.norm(ravel_pytree(tree)[0])
     linear = jax.tree.map(jnp.subtract, gradient, curvature)
-    return norm(curvature) + norm(linear) + norm(turn)
+    return length, norm(curvature) + norm(linear) + norm(turn)
