@@ -52,13 +52,13 @@ def load(path):
 
 
 def expanded(features):
-    """1, the features, their squares and products: 45 columns."""
+    """The features, their squares and products: 44 columns; the bias is the 45th."""
     mean, deviation = features.mean(axis=0), features.std(axis=0)
     z = (features - mean) / deviation
     i, j = np.triu_indices(z.shape[1])
     products = z[:, i] * z[:, j]
     products = (products - products.mean(axis=0)) / products.std(axis=0)
-    return np.concatenate([np.ones((len(z), 1)), z, products], axis=1)
+    return np.concatenate([z, products], axis=1)
 
 
 class Validation(eqx.Module):
@@ -80,6 +80,14 @@ def problem(z, label, train, validate):
     upper = Validation(jnp.asarray(z[validate]), jnp.asarray(label[validate]))
     low, high = np.full(len(train), 1e-4), np.full(len(train), 10.0)
     return bx.Problem(upper, machine, rows, domain=bx.Box(low, high))
+
+
+def slacks(z, label):
+    """What a least-squares classifier needs: a start with a non-empty lower level."""
+    design = np.column_stack([z, np.ones(len(z))])
+    ridge = design.T @ design + 10 * np.eye(design.shape[1])
+    y = np.linalg.solve(ridge, design.T @ label)
+    return np.maximum(1 - label * (design @ y), 0) + 0.05
 
 
 def accuracy(z, label, y):
@@ -104,7 +112,7 @@ def main():
             rng = np.random.default_rng(seed)
             order = rng.permutation(len(label))
             train, validate, test = np.split(order, np.cumsum(SPLIT)[:-1])
-            start = rng.uniform(0.5, 3.0, SPLIT[0])
+            start = slacks(z[train], label[train])
             began = time.perf_counter()
             s = bx.solve(
                 problem(z, label, train, validate),

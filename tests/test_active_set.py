@@ -190,3 +190,23 @@ def test_the_fall_back_stays_inside_its_loop():
     entry = text[text.index("ENTRY") :].split("\n\n")[0]
     assert "lapack" in text
     assert "lapack" not in entry
+
+
+def test_huge_forces_at_a_vertex_move_nothing():
+    """All rows nearly balance forces of 1e23, but only one vertex is feasible."""
+    A = np.array([[-0.333, 1.0], [1.0, -0.333], [-1.0, 0.0], [0.0, -1.0]])
+    b = np.array([2.0, 2.0, 0.0, 0.0])
+    H = jnp.array([[1.0, 3.0], [3.0, 10.0]])
+    problem = bx.Problem(
+        lambda x, y: jnp.sum(y),
+        lambda x, y: 0.5 * y @ H @ y - x @ y,
+        bx.Polyhedron(A=A, b=b),
+    )
+    vertex = np.linalg.solve(A[:2], b[:2])
+    for x in ([1e15, 1e15], [1e12, 2e12], [229.6, 1064.8]):
+        lower = bx.hypergradient(problem, jnp.array(x)).lower
+        np.testing.assert_allclose(lower.y, vertex, rtol=zoo.EXACT)
+        assert list(lower.active) == [True, True, False, False]
+    # Beyond what digits can tell it must at least say so.
+    e = bx.hypergradient(problem, jnp.array([2.46e23, 1.9e23]), throw=False)
+    assert not e.success or np.allclose(e.lower.y, vertex, rtol=zoo.EXACT)

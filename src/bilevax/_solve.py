@@ -24,6 +24,7 @@ from ._problem import AbstractProblem, Problem, checked_point
 from ._progress import progress_bar
 from ._run import Run, Stop, evaluate_allowed, plain
 from ._status import BilevelError, has_value, message, status_name
+from ._tolerances import tolerances
 
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
@@ -155,7 +156,9 @@ def _finish(run: Run, x, e, history, stopped, length, polish, certify) -> Soluti
             polished = polish_from(run.view, x, e.lower, first)
         polished = eqx.tree_at(lambda p: p.start_value, polished, e.value)
         new_x, new = evaluate_allowed(run.view, polished.x)
-        if has_value(new.status) and new.value <= e.value:
+        # A gain within rounding is no reason to move, least of all along flat parts.
+        noise = 8 * tolerances(e.value.dtype).eps * jnp.abs(e.value)
+        if has_value(new.status) and new.value < e.value - noise:
             x, e = new_x, new
     if moves(run.view) and status_name(e.status) == "dependent_rows":
         # At the edge of the set of `x` with a non-empty lower level: a hair inside, or

@@ -47,8 +47,9 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     Stationarity is relative to `|Hy| + |grad g - Hy| + |A^T lambda|` (for a quadratic
     the middle term is its linear part), rows to `|y| + |b| + |B||x|`. Where these
     lengths are zero, a tiny part of the distance that the forces move `y` against
-    `stiffness`, the largest diagonal entry of `H`, takes their place. A NaN anywhere
-    makes `kkt` NaN.
+    `stiffness`, the largest diagonal entry of `H`, takes their place, but no more than
+    the lengths of other rows: at a vertex, forces of any size move nothing. A NaN
+    anywhere makes `kkt` NaN.
     """
     gradient, curvature = jax.jvp(lower.gradient, (y,), (y,))
     pull = multipliers @ rows.A
@@ -57,6 +58,8 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     *parts, rest = largest(curvature, gradient - curvature, pull, stationarity)
     force = parts[0] + parts[1] + parts[2]
     shift = jnp.sqrt(tolerances(y.dtype).eps) * force / stiffness
+    longest = jnp.max(rows.scale, initial=0)
+    shift = jnp.where(longest > 0, jnp.minimum(shift, longest), shift)
     length = jnp.linalg.norm(y) + rows.scale + shift
     excess = jnp.where(rows.equality | (multipliers > 0), jnp.abs(violation), violation)
     negative = jnp.where(rows.equality, 0, -multipliers)
