@@ -72,6 +72,8 @@ def test_the_readme_example_runs():
     for block in blocks:
         exec(compile(block, "README.md", "exec"), scope)
     assert scope["e"].success
+    assert abs(scope["s"].value + 6) < 1e-6
+    assert len(scope["comparison"].rows) == 4
 
 
 def test_the_demo_prints_its_table():

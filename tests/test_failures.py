@@ -139,3 +139,32 @@ def test_inconsistent_and_redundant_equalities():
     np.testing.assert_allclose(fine.lower.y, [1, 0], atol=zoo.IDENTITY)
     np.testing.assert_allclose(fine.grad, [1, -1], atol=zoo.IDENTITY)
     assert bx.status_name(solve([1.0, 3.0]).status) == "infeasible"
+
+
+def test_an_empty_triangle_is_found_empty():
+    """Rows that all but lose rank, two of them; each set of three rows is empty."""
+    cases = [
+        (
+            [[-0.2592977246259758, -0.6065991794895672],
+             [-2.760469529784762, 1.9600039376867153],
+             [2.7664262795446035, -1.92455166420242]],
+            [-0.3639995593022946, -0.06225559470870442, -0.10747145920471791],
+            [0.58557928, 2.75606857],
+        ),
+        (
+            [[-0.22965557886303192, 0.5054574895619885],
+             [-0.985994007658882, 0.9232987773161978],
+             [0.8779566468055859, -0.8410102866339151]],
+            [0.416012551983842, -1.323485475542392, 0.8950252659585157],
+            [0.91150264, 2.92160026],
+        ),
+    ]  # fmt: skip
+    for A, b, c in cases:
+        problem = bx.Problem(
+            lambda x, y: jnp.sum(y**2),
+            lambda x, y, c=c: 0.5 * jnp.sum((y - jnp.array(c)) ** 2),
+            bx.Polyhedron(A=A, B=-np.ones((3, 1)), b=b),
+        )
+        e = bx.hypergradient(problem, jnp.zeros(1), throw=False)
+        assert bx.status_name(e.status) == "infeasible"
+        assert bx.hypergradient(problem, jnp.ones(1)).success

@@ -195,3 +195,30 @@ def test_a_run_that_falls_off_the_edge_returns_the_best_it_saw():
     assert s.success
     assert np.isfinite(s.value)
     assert -1 < float(s.x[0]) < 1
+
+
+def test_a_problem_that_is_empty_everywhere_says_so():
+    rows = bx.Polyhedron(A=[[-1.0], [1.0]], B=[[1.0], [-1.0]], b=[-3.0, 2.0])
+    problem = bx.Problem(
+        lambda x, y: jnp.sum((x - y) ** 2), lambda x, y: 0.5 * jnp.sum(y**2), rows
+    )
+    s = bx.solve(problem, bx.DSBLO(), jnp.zeros(1), key=jr.key(0), throw=False)
+    assert not s.success
+    assert s.status_name == "infeasible"
+    np.testing.assert_array_equal(s.x, jnp.zeros(1))
+
+
+def test_a_run_that_is_carried_to_a_flat_part_comes_back():
+    """Tolls without a domain: beyond the last traveller F is zero and flat."""
+    roads = bx.Polyhedron(A=[[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], b=[2.0, 0.0, 0.0])
+    problem = bx.Problem(
+        lambda x, y: -jnp.sum(x * y),
+        lambda x, y: 0.5 * jnp.sum(y**2) + jnp.sum((x - 4) * y),
+        roads,
+    )
+    for seed in range(3):
+        x0 = jnp.array([1.0, 2.0])
+        s = bx.solve(problem, bx.DSBLO(), x0, key=jr.key(seed))
+        np.testing.assert_allclose(s.x, [3, 3], atol=1e-6)
+        far = bx.DSBLO(first_step=1.0)
+        assert bx.solve(problem, far, x0, key=jr.key(seed)).value <= s.history.value[0]

@@ -95,11 +95,15 @@ def _least_eigenvalue(problem: Problem, x, y) -> float:
     return float(np.linalg.eigvalsh(np.asarray(hessian(problem, x, y), float))[0])
 
 
-def _slater(A, rhs, k) -> Finding:
-    """The largest distance by which all inequality rows can be met at once."""
-    # Imported here, because it takes as long as a quarter of `import bilevax`.
+def linprog(*arguments, **named):
+    """SciPy's, imported late: it would take a quarter of `import bilevax`."""
     from scipy.optimize import linprog
 
+    return linprog(*arguments, **named)
+
+
+def _slater(A, rhs, k) -> Finding:
+    """The largest distance by which all inequality rows can be met at once."""
     norm = np.linalg.norm(A, axis=1)
     finite = np.isfinite(rhs[:k])
     if not finite.any():

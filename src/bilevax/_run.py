@@ -68,11 +68,15 @@ class Run:
     tick: Callable
 
     def go(self, x0):
-        """All chunks. Returns `x`, the evaluation there, history, reason, length."""
+        """All chunks.
+
+        Returns the pair of `x` and its evaluation at the end, the best such pair that
+        was looked at, the history, why it ended, and the length scale.
+        """
         began = time.perf_counter()
         x, e = evaluate_allowed(self.view, strongly_typed(x0))
         if not has_value(e.status):
-            return x, e, History(), "no start", 1.0
+            return (x, e), (x, e), History(), "no start", 1.0
         scales = measure_scales(plain(self.view), x, e)
         state = start(self.view, self.method, x, e, scales, self.key)
         kept, chosen = x, self._chosen_step()
@@ -122,7 +126,7 @@ class Run:
         if not has_value(e.status):
             reason = "the last iterate has no answer, the best one seen is returned"
             x, e = best
-        return x, e, history, reason, float(scales.length)
+        return (x, e), best, history, reason, float(scales.length)
 
     def _chunk(self, problem, state, kept, step, last, chosen):
         done = advance(
@@ -244,6 +248,9 @@ def evaluate_allowed(problem: Problem, x) -> tuple[Any, Evaluation]:
     x = onto_domain(problem, x)
     e = hypergradient(plain(problem), x, throw=False)
     if status_name(e.status) == "infeasible" and moves(problem):
-        x = onto_allowed(problem, x)
-        e = hypergradient(plain(problem), x, throw=False)
+        near = onto_allowed(problem, x)
+        there = hypergradient(plain(problem), near, throw=False)
+        # Where no allowed point exists at all, the first answer stands.
+        if has_value(there.status):
+            x, e = near, there
     return x, e

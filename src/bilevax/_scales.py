@@ -20,14 +20,15 @@ def measure_scales(problem: Problem, x, e: Evaluation) -> Scales:
     """Scales at `x`, where `e` was evaluated.
 
     The length is the diagonal of a bounded domain; for free coordinates it is four
-    times the largest rung of a ladder along the negative gradient at which `F` is still
-    lower than at `x`. Multiplying `x`, `f` or `g` by a constant multiplies the scales.
+    times the rung of a ladder along the negative gradient at which `F` is lowest (the
+    shortest such one, since `F` may be flat from somewhere on). Multiplying `x`, `f` or
+    `g` by a constant multiplies the scales.
     """
     slope, direction, units = _first_look(problem, x, e)
     ranges, free = _ranges(problem, x)
     rung = 0.0
     if free:
-        rung = _largest_rung(problem, x, direction, _unit(units), e)
+        rung = _best_rung(problem, x, direction, _unit(units), e)
     length, force = _length_and_force(problem, x, e.lower.y, direction, ranges, rung)
     return Scales(length, slope, force)
 
@@ -74,12 +75,13 @@ def _unit(units) -> float:
     return float(usable[0]) if usable.size else 1.0
 
 
-def _largest_rung(problem: Problem, x, direction, unit: float, e) -> float:
-    best = 0.0
+def _best_rung(problem: Problem, x, direction, unit: float, e) -> float:
+    best, lowest = 0.0, float(e.value)
     for rung in unit * _RUNGS:
         point = _downhill(problem, x, direction, jnp.asarray(rung))
-        if float(hypergradient(problem, point, throw=False).value) < float(e.value):
-            best = float(rung)
+        value = float(hypergradient(problem, point, throw=False).value)
+        if value < lowest:
+            best, lowest = float(rung), value
     return best or unit
 
 

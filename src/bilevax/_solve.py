@@ -31,7 +31,7 @@ DEFAULT_STEPS = 300
 _POLISH_LIMIT = 1000
 
 
-@dataclass
+@dataclass(repr=False)
 class Solution:
     """The end of a run.
 
@@ -62,6 +62,13 @@ class Solution:
     @property
     def status_name(self) -> str:
         return status_name(self.status)
+
+    def __repr__(self):
+        return (
+            f"Solution(value={self.value:.10g}, status={self.status_name}, "
+            f"x={self.x}, y={self.y}, steps={len(self.history)}, "
+            f"stopped={self.stopped!r})"
+        )
 
 
 def solve(
@@ -146,9 +153,13 @@ def _rank(solution: Solution):
     return (not solution.success, value if np.isfinite(value) else np.inf)
 
 
-def _finish(run: Run, x, e, history, stopped, length, polish, certify) -> Solution:
+def _finish(run: Run, end, best, history, stopped, length, polish, certify) -> Solution:
+    x, e = end
     stochastic = (x, float(e.value))
     polished = None
+    # A run that was carried to a flat part of `F` would end there.
+    if polish and run.output == "last" and float(best[1].value) < float(e.value):
+        x, e = best
     if polish and has_value(e.status):
         first = 1e-3 * jnp.asarray(length, ravel_pytree(x)[0].dtype)
         polished = polish_from(plain(run.view), x, e.lower, first)

@@ -35,7 +35,9 @@ def kept(options) -> str:
     path = options.checkpoint
     if path and Path(path).exists():
         return f"The run so far is in {path}; the same command goes on from there."
-    return "Nothing was saved yet. With --checkpoint FILE a run can be resumed."
+    if options.checkpoint:
+        return "Nothing was saved yet: the first chunk of steps had not ended."
+    return "Nothing was saved. With --checkpoint FILE a run can be resumed."
 
 
 def run(options) -> int:

@@ -82,7 +82,8 @@ def dual_active_set(
         # Its part outside the span of the working set decides what entering means.
         shadow = root_solve(root, jnp.where(s.working, gram[enters], 0))
         outside = gram[enters, enters] - gram[enters] @ shadow
-        dependent = outside <= tol.rounding
+        # As far as rounding can tell: `shadow` grows as the working set loses rank.
+        dependent = outside <= tol.rounding * (1 + jnp.sum(jnp.abs(shadow))) ** 2
         gives_way = s.working & ~equality & (sign * shadow > 64 * tol.dependent)
         ratio = jnp.where(gives_way, target / (sign * shadow), jnp.inf)
         replaced = jnp.argmin(ratio)
