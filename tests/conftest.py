@@ -1,5 +1,6 @@
 """Tests run in float64; the library itself changes no global setting."""
 
+import gc
 import importlib.metadata
 import os
 
@@ -9,5 +10,14 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Thousands of compiled programs in one process end in a crash of jaxlib."""
+    yield
+    jax.clear_caches()
+    gc.collect()

@@ -200,3 +200,19 @@ def test_a_scan_with_warm_starts_equals_cold_calls():
     )(points)
     np.testing.assert_allclose(values, cold.value, rtol=zoo.EXACT)
     np.testing.assert_allclose(grads, cold.grad, rtol=zoo.EXACT, atol=zoo.EXACT)
+
+
+def test_a_cold_start_at_the_answer_still_factors():
+    """At rest in `y0` a first pass finds nothing to do, whatever factor it has."""
+    rng = np.random.default_rng(0)
+    A, B = rng.uniform(size=(4, 10)), rng.uniform(size=(4, 10))
+    problem = bx.Problem(
+        lambda x, y: jnp.sum((y - 2) ** 2) / 2,
+        lambda x, y: jnp.sum((y - x) ** 2) / 2,
+        bx.Polyhedron(A_eq=A, B_eq=B, b_eq=np.zeros(4)),
+    )
+    e = bx.hypergradient(problem, jnp.zeros(10))
+    inverse = np.linalg.pinv(A)
+    J = np.eye(10) - inverse @ A - inverse @ B
+    np.testing.assert_allclose(e.lower.y, np.zeros(10), atol=zoo.IDENTITY)
+    np.testing.assert_allclose(e.grad, J.T @ (-2 * np.ones(10)), rtol=zoo.EXACT)

@@ -218,7 +218,7 @@ def test_a_run_that_is_carried_to_a_flat_part_comes_back():
     )
     for seed in range(3):
         x0 = jnp.array([1.0, 2.0])
-        s = bx.solve(problem, bx.DSBLO(), x0, key=jr.key(seed))
-        np.testing.assert_allclose(s.x, [3, 3], atol=1e-6)
-        far = bx.DSBLO(first_step=1.0)
-        assert bx.solve(problem, far, x0, key=jr.key(seed)).value <= s.history.value[0]
+        far = bx.DSBLO(first_step=10.0)
+        s = bx.solve(problem, far, x0, key=jr.key(seed))
+        assert s.stochastic[1] > -1e-6
+        assert s.value < s.history.value[0] - 1

@@ -68,6 +68,12 @@ class ActiveSet(AbstractLowerSolver):
             # The usual case of a warm start, outside the loop so that the factor is
             # read and not copied.
             sweep = pass_on(lower, rows, factor, rows_inverse, sweep)
+            # What a blank factor finds, even at rest, proves nothing.
+            sweep = eqx.tree_at(
+                lambda s: (s.stale, s.done),
+                sweep,
+                (sweep.stale | ~factor.definite, sweep.done & factor.definite),
+            )
         return self._run(problem, x, lower, rows, y, sweep, factor)
 
     def solve_from(self, problem, x, lower, rows, y, start, steps):
@@ -223,7 +229,14 @@ def blank_solution(problem) -> LowerSolution:
         iterations=Iterations(zero, zero, zero),
         status=Status.iteration_limit,
         factor=DenseFactor(
-            blank_factor(k, y.size, dtype), blank_schur(k, dtype), jnp.ones(k, dtype)
+            # Nothing was factored, and nobody may believe it was.
+            eqx.tree_at(
+                lambda factor: factor.definite,
+                blank_factor(k, y.size, dtype),
+                jnp.asarray(False),
+            ),
+            blank_schur(k, dtype),
+            jnp.ones(k, dtype),
         ),
     )
     return strongly_typed(blank)

@@ -68,7 +68,7 @@ class DSBLO(AbstractMethod):
     gamma2: Number | None = number(None)
     beta: Number = number(0.9)
     perturbation: AbstractPerturbation | None = None
-    first_step: Number = number(0.025)
+    first_step: Number = number(0.05)
     decay: Number = number(1e-5)
     first_tilt: Number = number(1e-3)
     tilt_decay: Number = number(1e-4)

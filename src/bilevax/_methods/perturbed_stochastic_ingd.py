@@ -34,7 +34,7 @@ class PerturbedStochasticINGD(AbstractMethod):
     p: Number | None = number(None)
     q: Number | None = number(None)
     beta: Number = number(0.9)
-    first_step: Number = number(0.025)
+    first_step: Number = number(0.05)
     decay: Number = number(1e-5)
     blur: Number = number(1e-3)
     window: int = 0

@@ -64,7 +64,7 @@ class StochasticINGD(AbstractMethod):
     p: Number | None = number(None)
     q: Number | None = number(None)
     beta: Number = number(0.9)
-    first_step: Number = number(0.025)
+    first_step: Number = number(0.05)
     decay: Number = number(1e-5)
     window: int = 0
 
