@@ -161,7 +161,8 @@ class ActiveSet(AbstractLowerSolver):
         sweep = newton_pass(lower, rows, factor, p.sweep, p.mode == _HOLD)
         sweep = without_decline(p.sweep, sweep)
         spent = sweep.done | (p.tries + 1 >= self.max_passes) | ~factor.definite
-        failed = spent & ~_solved(sweep)
+        # Without a definite Hessian a stationary point is not the answer.
+        failed = spent & ~(_solved(sweep) & factor.definite)
         # The safeguard trusts no `y` of the fast path, but tries its rows first.
         guess = (cold_y, sweep.point.multipliers, sweep.point.active)
         start = jax.tree.map(

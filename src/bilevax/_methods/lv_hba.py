@@ -282,7 +282,8 @@ def _measured(problem: Problem, x, y, scales: Scales, first_step, c0) -> Constan
     L = largest_curvature(lambda d: jax.jvp(lambda y: g_y(x, y), (y,), (d,))[1], y)
     length = jnp.linalg.norm(y)
     typical = jnp.where(length > 0, scales.force / jnp.where(length > 0, length, 1), 0)
-    flat = L <= jnp.maximum(1e-12 * typical, jnp.sqrt(jnp.finfo(y.dtype).tiny))
+    # Not relative to `typical`: a `y` that is zero up to rounding would make it huge.
+    flat = L <= jnp.sqrt(jnp.finfo(y.dtype).tiny)
     L = jnp.where(flat, jnp.where(typical > 0, typical, 1), L)
 
     def across(d):
