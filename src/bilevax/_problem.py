@@ -207,6 +207,12 @@ class _Tilted(eqx.Module):
         return _scalar(self.lower(x, y), "lower") + tilt
 
 
+def representative(problem: AbstractProblem, key: PRNGKeyArray) -> Problem:
+    """The deterministic problem by which runs on `problem` are judged."""
+    population = getattr(problem, "population", None)
+    return problem.draw(key) if population is None else population
+
+
 def checked_point(problem: Problem, x: PyTree) -> PyTree[Array]:
     """`x` as floating arrays that fit the problem, or a `ValueError`."""
     x = tree_as_float(x, "x")

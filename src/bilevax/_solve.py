@@ -20,7 +20,7 @@ from ._implicit import hypergradient
 from ._methods.base import AbstractMethod
 from ._methods.ds_blo import DSBLO
 from ._polish import Polish, polish as polish_from
-from ._problem import AbstractProblem, Problem, checked_point
+from ._problem import AbstractProblem, Problem, checked_point, representative
 from ._progress import progress_bar
 from ._run import Run, Stop, evaluate_allowed, plain
 from ._status import BilevelError, has_value, message, status_name
@@ -116,7 +116,7 @@ def solve(
     stop = (Stop() if num_steps is None else Stop(0, 0)) if stop is None else stop
     num_steps = DEFAULT_STEPS if num_steps is None else num_steps
     look_key, start_key, key = jr.split(key, 3)
-    view = _view(problem, look_key)
+    view = representative(problem, look_key)
     points = _starting_points(view, x0, starts, num_starts, start_key)
     if polish is None:
         size = ravel_pytree(points[0])[0].size
@@ -195,12 +195,6 @@ def _finish(run: Run, end, best, history, stopped, length, polish, certify) -> S
         polish=polished,
         certificate=certificate,
     )
-
-
-def _view(problem: AbstractProblem, key) -> Problem:
-    """The deterministic problem by which a run is judged."""
-    population = getattr(problem, "population", None)
-    return problem.draw(key) if population is None else population
 
 
 def _starting_points(problem: Problem, x0, starts, num_starts, key):

@@ -13,7 +13,7 @@ from .._free import AbstractFreeSubspace, free_subspace
 from .._implicit import Evaluation
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import flatten
-from .._problem import AbstractProblem, Problem
+from .._problem import AbstractProblem, Problem, representative
 from .._status import Status
 from .base import (
     AbstractMethod,
@@ -26,7 +26,8 @@ from .base import (
     tree_step,
 )
 from .equality_oracle import only_equalities
-from .pigd import instance, positive, where
+from .pigd import positive
+from .search import select
 
 # Power iteration comes from below, so the curvature it finds is enlarged.
 _CURVATURE_MARGIN = 1.05
@@ -104,7 +105,7 @@ class AiPOD(AbstractMethod):
             )
 
     def refusal(self, problem):
-        return only_equalities(instance(problem), type(self).__name__)
+        return only_equalities(representative(problem, jr.key(0)), type(self).__name__)
 
     def init(self, problem, x, lower, scales, *, key):
         return first_state(self, problem, x, lower, scales, on_free=True)
@@ -262,8 +263,8 @@ def advanced(
 ):  # fmt: skip
     """The next state and its record; all stays where something is not finite."""
     fine = all_finite((value, grad, x, y, control))
-    x, y = where(fine, x, state.x), where(fine, y, state.y)
-    control = where(fine, control, state.control)
+    x, y = select(fine, x, state.x), select(fine, y, state.y)
+    control = select(fine, control, state.control)
     status = Status.where(fine, Status.successful, Status.non_finite)
     e = Evaluation(value, None, grad, state.lower, status, None)
     samples = method.lower_steps + 2 + (v.products if method.neumann else 0)

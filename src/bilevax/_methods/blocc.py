@@ -28,6 +28,7 @@ from .base import (
     tree_norm,
     tree_step,
 )
+from .merged import merged
 
 
 class Saddles(eqx.Module):
@@ -206,7 +207,7 @@ class BLOCC(AbstractMethod):
         return x, saddles, tries > 1
 
     def _first_order_steps(self, problem: Problem, x, y, weights) -> FirstOrder:
-        curvature = lambda weight: _curvatures(_merged(problem, weight), x, y)
+        curvature = lambda weight: _curvatures(merged(problem, weight), x, y)
         high, low = jax.lax.map(curvature, weights)
         A = problem.constraints.matrix(y.size, y.dtype)
         norm2 = jnp.sum(A**2)
@@ -220,7 +221,7 @@ class BLOCC(AbstractMethod):
     def _first_order(self, problem: Problem, x, weights, state: BLOCCState) -> Saddles:
         def search(inputs):
             weight, y, mu, primal, dual = inputs
-            return self._max_min(_merged(problem, weight), x, y, mu, primal, dual)
+            return self._max_min(merged(problem, weight), x, y, mu, primal, dual)
 
         old, steps = state.saddles, state.steps
         assert steps is not None
@@ -282,26 +283,11 @@ def penalty_gradient(problem: Problem, x: PyTree[Array], saddles: Saddles, gamma
     return f + gamma * gap, grad
 
 
-class _Merged(eqx.Module):
-    """`g + weight f`."""
-
-    problem: Problem
-    weight: Float[Array, ""]
-
-    def __call__(self, x, y):
-        f = self.problem.upper_value(x, y)[0]
-        return self.problem.lower_value(x, y) + self.weight * f
-
-
-def _merged(problem: Problem, weight) -> Problem:
-    return eqx.tree_at(lambda p: p.lower, problem, _Merged(problem, weight))
-
-
 def _exact(problem: Problem, x, weights, warm: Saddles) -> Saddles:
     solver = default_solver(problem)
     # One after the other through one site of the solver in the program.
     both = jax.lax.map(
-        lambda inputs: solver(_merged(problem, inputs[0]), x, inputs[1]),
+        lambda inputs: solver(merged(problem, inputs[0]), x, inputs[1]),
         (weights, warm.solution),
     )
     y = jax.vmap(lambda y: ravel_pytree(y)[0])(both.y)

@@ -9,6 +9,7 @@ from .._lower.base import AbstractLowerSolver, LowerSolution
 from .._lower.choose import checked_solver
 from .._problem import Problem, check_functions
 from .._status import raise_on_failure
+from .merged import merged
 from .penalty_oracle import (
     FirstOrderEvaluation,
     check_positive,
@@ -84,8 +85,7 @@ def equality_evaluation(
     lower = solver(problem, x, warm)
     if delta is None:
         delta = 1 / natural_weights(problem, x, lower.y).a1
-    mixed = eqx.tree_at(lambda p: p.lower, problem, _Mixed(problem, delta))
-    inner = solver(mixed, x, lower)
+    inner = solver(merged(problem, delta), x, lower)
     value, aux = problem.upper_value(x, lower.y)
     f_x = jax.grad(lambda x: problem.upper_value(x, lower.y)[0])(x)
     change = (inner.multipliers - lower.multipliers) / delta
@@ -99,14 +99,3 @@ def equality_evaluation(
         g_x(x, lower.y),
     )
     return first_order_evaluation(value, aux, grad, lower, inner)
-
-
-class _Mixed(eqx.Module):
-    """`g + delta f`."""
-
-    problem: Problem
-    delta: Array
-
-    def __call__(self, x, y):
-        f = self.problem.upper_value(x, y)[0]
-        return self.problem.lower_value(x, y) + self.delta * f

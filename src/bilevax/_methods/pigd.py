@@ -11,7 +11,7 @@ from jaxtyping import Array, PyTree
 from .._feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._perturbation import UniformBall
-from .._problem import AbstractProblem, Problem
+from .._problem import Problem, representative
 from .base import (
     AbstractMethod,
     Number,
@@ -33,6 +33,7 @@ from .penalty_oracle import (
     natural_weights,
     penalty_evaluation,
 )
+from .search import select
 
 # The fixed step of a clipped loop, as a multiple of the longest one along the first
 # gradient. Shorter ones swing around a minimum, since nothing brakes the displacement.
@@ -126,7 +127,9 @@ class PIGD(AbstractMethod):
     def refusal(self, problem):
         if self.oracle == "penalty":
             return None
-        return only_equalities(instance(problem), 'PIGD(oracle="equality")')
+        return only_equalities(
+            representative(problem, jr.key(0)), 'PIGD(oracle="equality")'
+        )
 
     def init(self, problem, x, lower, scales, *, key):
         if self.a1 is None:
@@ -164,7 +167,7 @@ class PIGD(AbstractMethod):
                 eta = gradient_step(reach, scales, grad)
             x = onto_domain(now, tree_step(oracle.ahead, -eta, grad))
         else:
-            x = where(usable | oracle.recovered, oracle.ahead, state.x)
+            x = select(usable | oracle.recovered, oracle.ahead, state.x)
             clip, eta = clipped_lengths(self, scales, reach, scales.slope)
             moved = jax.tree.map(jnp.subtract, x, state.x)
             drift = state.drift.update(
@@ -205,12 +208,6 @@ def _weights(problem, x, y, penalty, force):
     return natural_weights(problem, x, y, penalty, force)
 
 
-def instance(problem: AbstractProblem) -> Problem:
-    """A deterministic problem with the rows of `problem`."""
-    population = getattr(problem, "population", None)
-    return problem.draw(jr.key(0)) if population is None else population
-
-
 def check_clip(method, clipped: bool) -> None:
     """Raise a `ValueError` unless `clip` and `step_size` make a clipped loop."""
     if not clipped and method.clip is not None:
@@ -241,8 +238,3 @@ def gradient_step(reach, scales: Scales, grad: PyTree[Array]):
 def positive(value):
     """`value`, or one where it is zero."""
     return jnp.where(value > 0, value, 1)
-
-
-def where(condition, a: PyTree[Array], b: PyTree[Array]) -> PyTree[Array]:
-    """Leafwise choice."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)

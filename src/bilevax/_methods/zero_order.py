@@ -24,7 +24,8 @@ from .base import (
 )
 from .clipped import Drift, standing_still
 from .oracle import gradient_at
-from .pigd import check_clip, clipped_lengths, where
+from .pigd import check_clip, clipped_lengths
+from .search import select
 
 
 class ZeroOrderState(eqx.Module):
@@ -99,7 +100,7 @@ class ZeroOrder(AbstractMethod):
         oracle = gradient_at(now, between, ahead, state.lower, evaluate)
         e, usable = oracle.e, oracle.usable
         grad = jax.tree.map(lambda g: jnp.where(usable, g, 0), e.grad)
-        x = where(usable | oracle.recovered, oracle.ahead, state.x)
+        x = select(usable | oracle.recovered, oracle.ahead, state.x)
         reach = falling(self.first_step, self.decay, step, num_steps)
         size = ravel_pytree(state.x)[0].size
         bound = scales.slope * jnp.sqrt(size)
