@@ -77,8 +77,9 @@ def bilevax_loop(problem: bx.Problem, steps: int) -> tuple[float, float]:
 
     def run(first):
         out = advance(
-            problem, method, steps, state, x, jr.key(0), jnp.asarray(first),
-            jnp.asarray(first + steps), jnp.asarray(10**9), jnp.asarray(-1),
+            problem, method, None, steps, state, x, None, jr.key(0),
+            jnp.asarray(first), jnp.asarray(first + steps), jnp.asarray(10**9),
+            jnp.asarray(-1),
         )  # fmt: skip
         return jax.block_until_ready(out[0].x)
 

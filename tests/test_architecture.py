@@ -8,8 +8,8 @@ import re
 import bilevax as bx
 
 LAYERS = (
-    {"_tolerances", "_status", "_constraints", "_perturbation"},
-    {"_problem", "_free", "_checkpoint", "_progress", "_quick"},
+    {"_tolerances", "_status", "_constraints", "_perturbation", "_samplers"},
+    {"_problem", "_free", "_checkpoint", "_progress", "_quick", "_average"},
     {"_lower", "theory"},
     {"_adjoint"},
     {"_quality", "_feasible"},
@@ -20,7 +20,7 @@ LAYERS = (
     {"_solve"},
     {"_tune"},
     {"_compare"},
-    {"experiments"},
+    {"experiments", "adversarial"},
     {"_cli"},
     {"__main__"},
 )

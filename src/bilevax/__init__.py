@@ -3,8 +3,10 @@
 from . import theory as theory
 from ._adjoint import (
     ConjugateGradient as ConjugateGradient,
+    Danskin as Danskin,
     DenseAdjoint as DenseAdjoint,
     Neumann as Neumann,
+    ScaledIdentity as ScaledIdentity,
 )
 from ._certificate import (
     Certificate as Certificate,
@@ -23,6 +25,7 @@ from ._history import History as History
 from ._implicit import Evaluation as Evaluation, hypergradient as hypergradient
 from ._lower.active_set import ActiveSet as ActiveSet
 from ._lower.base import LowerSolution as LowerSolution
+from ._lower.closed_form import ClosedForm as ClosedForm
 from ._lower.interior_point import InteriorPoint as InteriorPoint
 from ._lower.projected import ProjectedGradient as ProjectedGradient
 from ._methods.aipod import AiPOD as AiPOD
@@ -32,6 +35,7 @@ from ._methods.dsigd import DSIGD as DSIGD
 from ._methods.e_aipod import EAiPOD as EAiPOD
 from ._methods.equality_oracle import equality_gradient as equality_gradient
 from ._methods.gam import GAM as GAM
+from ._methods.gradient_descent import GradientDescent as GradientDescent
 from ._methods.igba import IGBA as IGBA
 from ._methods.ingd import INGD as INGD
 from ._methods.lv_hba import LVHBA as LVHBA
@@ -56,7 +60,11 @@ from ._perturbation import (
     TruncatedGaussian as TruncatedGaussian,
     UniformBall as UniformBall,
 )
-from ._problem import Problem as Problem, StochasticProblem as StochasticProblem
+from ._problem import (
+    AbstractLocalLower as AbstractLocalLower,
+    Problem as Problem,
+    StochasticProblem as StochasticProblem,
+)
 from ._quality import Quality as Quality
 from ._run import Stop as Stop
 from ._solution_map import solution_map as solution_map

@@ -186,6 +186,35 @@ class Neumann(AbstractAdjoint):
         return v, _recover(system, free, top, v), jnp.all(jnp.isfinite(v))
 
 
+class ScaledIdentity(AbstractAdjoint):
+    """The Hessian taken to be `weight` times the identity, on the free subspace.
+
+    Exact where `g` has that Hessian. With another `weight` the share of the gradient
+    that comes through the lower level is scaled on purpose.
+    """
+
+    weight: Float[Array, ""] = eqx.field(converter=lambda w: jnp.asarray(w, float))
+
+    def solve(self, system, solution, top, bottom):
+        constraints, active = system.problem.constraints, system.active
+        free = free_subspace(constraints, active, top.size, top.dtype)
+        shift = free.lift(bottom) if bottom.size else jnp.zeros_like(top)
+        weight = self.weight.astype(top.dtype)
+        v = shift + free.project(top / weight - shift)
+        return v, free.multipliers(top - weight * v), jnp.asarray(True)
+
+
+class Danskin(AbstractAdjoint):
+    """The answer of the lower level is held fixed; the gradient is `grad_x f`.
+
+    Right where the lower level maximises what the upper one minimises (`g = -f`): a
+    small change of `y` then changes nothing to first order. No KKT system is solved.
+    """
+
+    def solve(self, system, solution, top, bottom):
+        return jnp.zeros_like(top), jnp.zeros_like(bottom), jnp.asarray(True)
+
+
 def largest_curvature(operator, like, steps: int = 30):
     """The largest eigenvalue of a symmetric operator, by power iteration."""
     n = like.size

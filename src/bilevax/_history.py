@@ -16,7 +16,8 @@ _LOOKS = ("evaluated_at", "value", "seconds", "working")
 class History:
     """Numbers of a run, as NumPy arrays.
 
-    - `steps`: the fields of `Record`, one entry per step.
+    - `steps`: the fields of `Record`, one entry per step; and the scalars of the
+      auxiliary output of `upper`, where that is a dictionary.
     - `evaluated_at`, `value`, `seconds`: after how many steps the unperturbed `F` was
       evaluated, what it was, and the seconds spent until then, compilation included.
     - `working`: those of the seconds that the steps themselves took, without measuring
@@ -42,9 +43,9 @@ class History:
 
     def extended(self, records: Record, count: int) -> "History":
         """With the first `count` rows of a buffer of records."""
-        new = {
-            name: np.asarray(column)[:count] for name, column in vars(records).items()
-        }
+        columns = vars(records) | records.aux
+        del columns["aux"]
+        new = {name: np.asarray(column)[:count] for name, column in columns.items()}
         steps = {
             name: np.concatenate([self.steps.get(name, column[:0]), column])
             for name, column in new.items()
@@ -78,6 +79,17 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> History:
         if name.startswith("step_")
     }
     return History(steps, **{name: arrays[f"history_{name}"] for name in _LOOKS})
+
+
+def scalars(aux: Any) -> dict:
+    """The entries of a dictionary `aux` that are single numbers; else none."""
+    if not isinstance(aux, dict):
+        return {}
+    return {
+        name: entry
+        for name, entry in aux.items()
+        if isinstance(entry, jax.Array) and entry.ndim == 0
+    }
 
 
 def blank_records(shapes: Record, length: int):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ._adjoint import (
     AbstractAdjoint,
+    Danskin,
     DenseAdjoint,
     KKTSystem,
     default_adjoint,
@@ -90,6 +91,7 @@ def hypergradient(
             f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
         )
     x = checked_point(problem, x)
+    adjoint = problem.adjoint if adjoint is None else adjoint
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
     solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
     check_warm(problem, warm)
@@ -104,13 +106,13 @@ def hypergradient(
 @eqx.filter_jit
 def _evaluate(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     check_functions(problem, x)
+    problem = problem.localised(x)
     lower = solver(problem, x, warm)
     if adjoint is None:
         adjoint = default_adjoint(lower)
     system = kkt_system(problem, x, lower.y, lower.active)
     value, aux, grad, fine = implicit_gradient(system, x, lower, adjoint)
-    # A derivative of `g` can be finite outside its domain (logarithms), its value not.
-    sane = all_finite((value, grad, problem.lower_value(x, lower.y)))
+    sane = all_finite((value, grad)) & solver.inside(problem, x, lower)
     status = first_failure(
         lower.status,
         Status.where(lower.shared_dependence, Status.successful, Status.dependent_rows),
@@ -147,6 +149,9 @@ def implicit_gradient(
     """
     problem = system.problem
     y = system.lower.unravel(system.y)
+    if isinstance(adjoint, Danskin):
+        (value, aux), grad = jax.value_and_grad(problem.upper_value, has_aux=True)(x, y)
+        return value, aux, grad, jnp.asarray(True)
     (value, aux), (f_x, f_y) = jax.value_and_grad(
         problem.upper_value, argnums=(0, 1), has_aux=True
     )(x, y)

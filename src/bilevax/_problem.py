@@ -13,10 +13,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from ._constraints import (
     AbstractConstraints,
@@ -26,18 +25,30 @@ from ._constraints import (
     tree_as_float,
 )
 from ._perturbation import tree_add
+from ._samplers import AbstractSampler, Epochs, WithReplacement
 
 
 class AbstractProblem(eqx.Module):
     """Anything that gives a `Problem` once a data sample is drawn."""
 
     @abc.abstractmethod
-    def draw(self, key: PRNGKeyArray) -> "Problem":
-        """The problem at one sample `xi`."""
+    def draw(self, key: PRNGKeyArray, step: Any = None) -> "Problem":
+        """The problem at one sample `xi`.
+
+        `step` is the number of the step that asks, for samples that go through the
+        data in epochs; without it rows are drawn with replacement.
+        """
 
     @abc.abstractmethod
     def assuming_feasible(self) -> "AbstractProblem":
         """The same problem with the promise `always_feasible`."""
+
+    def absorbed(self, x: PyTree[Array], aux: Any) -> PyTree[Array]:
+        """`x` after a step whose evaluation of `f` left the auxiliary output `aux`.
+
+        For parts of `x` that are set, not optimised: running statistics.
+        """
+        return x
 
 
 class Problem(AbstractProblem):
@@ -51,7 +62,13 @@ class Problem(AbstractProblem):
     - `domain`: an optional set for `x`, a `Box` or a `Polyhedron` without `B`.
     - `always_feasible`: a promise that the lower level has a point at every `x` that
       will be visited, so that methods need no way back from where it has none.
+    - `solver`, `adjoint`: how the lower level and its derivative are computed where a
+      call does not say; by default the library chooses.
+    - `members`: where `y` is a minibatch of a larger whole, which members of it these
+      are, one number per entry of the leading axis. A tilt that is drawn once for a
+      run then belongs to the member, not to its place in the batch.
 
+    `lower` may be an `AbstractLocalLower`, a model that is built around each `x`.
     `x` and `y` are any pytrees of floating arrays.
     """
 
@@ -61,6 +78,9 @@ class Problem(AbstractProblem):
     y0: PyTree[Array]
     domain: Box | Polyhedron | None
     always_feasible: bool = eqx.field(static=True)
+    solver: Any
+    adjoint: Any
+    members: Int[Array, " batch"] | None
 
     def __init__(
         self,
@@ -71,6 +91,9 @@ class Problem(AbstractProblem):
         y0=None,
         domain=None,
         always_feasible=False,
+        solver=None,
+        adjoint=None,
+        members=None,
     ):
         for name, function in (("upper", upper), ("lower", lower)):
             if not callable(function):
@@ -88,8 +111,9 @@ class Problem(AbstractProblem):
         self.y0 = _checked_start(constraints, y0)
         self.domain = _checked_domain(domain)
         self.always_feasible = bool(always_feasible)
+        self.solver, self.adjoint, self.members = solver, adjoint, members
 
-    def draw(self, key):
+    def draw(self, key, step=None):
         return self
 
     def assuming_feasible(self):
@@ -100,16 +124,27 @@ class Problem(AbstractProblem):
             y0=self.y0,
             domain=self.domain,
             always_feasible=True,
+            solver=self.solver,
+            adjoint=self.adjoint,
+            members=self.members,
         )
+
+    def localised(self, x: PyTree[Array]) -> "Problem":
+        """The same problem with a lower level that was built around `x`."""
+        if not isinstance(self.lower, AbstractLocalLower):
+            return self
+        return eqx.tree_at(lambda p: p.lower, self, self.lower.at(x))
 
     def perturbed(self, q: PyTree[Array]) -> "Problem":
         """The same problem with `<q, y>` added to the lower objective."""
         q = tree_as_float(q, "q")
         check_like(q, self.y0, "q", "y")
         lower = self.lower
-        if isinstance(lower, _Tilted):
+        if isinstance(lower, _Tilted | _TiltedLocal):
             lower, q = lower.lower, tree_add(lower.q, q)
-        return eqx.tree_at(lambda p: p.lower, self, _Tilted(lower, q))
+        local = isinstance(lower, AbstractLocalLower)
+        tilted = _TiltedLocal(lower, q) if local else _Tilted(lower, q)
+        return eqx.tree_at(lambda p: p.lower, self, tilted)
 
     def upper_value(self, x, y) -> tuple[Float[Array, ""], Any]:
         """`f(x, y)` and its auxiliary output (None where there is none)."""
@@ -136,19 +171,33 @@ class StochasticProblem(AbstractProblem):
       lower level too (one box per image of a minibatch).
     - `population`: the problem by which runs are judged and results evaluated. Given
       by `from_data`; without it, one draw stands for all.
+    - `absorb`: `(x, aux) -> x` after every step, with the auxiliary output of `upper`:
+      for parts of `x` that are set and not optimised, such as running statistics.
+
+    `sample` may be an `AbstractSampler`, which is also told the number of the step.
     """
 
     sample: Callable
     instance: Callable
     population: Problem | None = None
     always_feasible: bool = eqx.field(static=True, default=False)
+    absorb: Callable | None = None
 
     @classmethod
-    def from_data(cls, data: PyTree[Array], batch_size: int, instance: Callable):
-        """Minibatches of `batch_size` rows, drawn with replacement, of device data.
+    def from_data(
+        cls,
+        data: PyTree[Array],
+        batch_size: int,
+        instance: Callable,
+        *,
+        epochs: bool = False,
+    ):
+        """Minibatches of `batch_size` rows of device data.
 
-        The population is the instance of all rows at once, so `instance` should take
-        means over its batch, not sums.
+        Rows are drawn with replacement; with `epochs=True` the steps of a run go
+        through all rows in a new order each time (what is left of an epoch after the
+        last whole batch is skipped). The population is the instance of all rows at
+        once, so `instance` should take means over its batch, not sums.
         """
         try:
             data = jax.tree.map(jnp.asarray, data)
@@ -173,24 +222,37 @@ class StochasticProblem(AbstractProblem):
                 "`instance` must be a function from a batch to a Problem; got "
                 f"{type(instance).__name__}."
             )
-        return cls(_Minibatch(data, batch_size), instance, instance(data))
+        sampler = Epochs if epochs else WithReplacement
+        return cls(sampler(data, batch_size), instance, instance(data))
 
-    def draw(self, key):
-        problem = self.instance(self.sample(key))
+    def draw(self, key, step=None):
+        if isinstance(self.sample, AbstractSampler):
+            batch = self.sample(key, step)
+        else:
+            batch = self.sample(key)
+        problem = self.instance(batch)
         return problem.assuming_feasible() if self.always_feasible else problem
 
     def assuming_feasible(self):
         return dataclasses.replace(self, always_feasible=True)
 
+    def absorbed(self, x, aux):
+        return x if self.absorb is None else self.absorb(x, aux)
 
-class _Minibatch(eqx.Module):
-    data: PyTree[Array]
-    batch_size: int = eqx.field(static=True)
 
-    def __call__(self, key):
-        rows = jax.tree.leaves(self.data)[0].shape[0]
-        index = jr.randint(key, (self.batch_size,), 0, rows)
-        return jax.tree.map(lambda leaf: leaf[index], self.data)
+class AbstractLocalLower(eqx.Module):
+    """A lower objective that is built around each `x` at which `F` is asked for.
+
+    `at(x)` gives the objective there. What it computes on the way, such as the point
+    around which a loss is linearised, counts as constant in derivatives.
+    """
+
+    @abc.abstractmethod
+    def at(self, x: PyTree[Array]) -> Callable:
+        """The lower objective `(x, y) -> g` around `x`."""
+
+    def __call__(self, x, y):
+        return self.at(x)(x, y)
 
 
 class _Tilted(eqx.Module):
@@ -205,6 +267,16 @@ class _Tilted(eqx.Module):
             for q, y in zip(jax.tree.leaves(self.q), jax.tree.leaves(y), strict=True)
         )
         return _scalar(self.lower(x, y), "lower") + tilt
+
+
+class _TiltedLocal(AbstractLocalLower):
+    """A local model with `<q, y>` added; the tilt does not move where it is built."""
+
+    lower: AbstractLocalLower
+    q: PyTree[Array]
+
+    def at(self, x):
+        return _Tilted(self.lower.at(x), self.q)
 
 
 def representative(problem: AbstractProblem, key: PRNGKeyArray) -> Problem:
@@ -231,7 +303,9 @@ def checked_point(problem: Problem, x: PyTree) -> PyTree[Array]:
         else:
             check_like(x, inside, "x", "domain")
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((x, problem.y0))}
-    if any(jnp.finfo(dtype).bits < 64 for dtype in dtypes):
+    # Who names the solver knows what it does in the precision at hand.
+    low = any(jnp.finfo(dtype).bits < 64 for dtype in dtypes)
+    if low and problem.solver is None:
         _warn_low_precision()
     return x
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 def progress_bar(
     total: int, *, enabled: bool, description: str = "steps"
 ) -> Iterator[Callable]:
-    """Yields `advance(count)`."""
+    """Yields `advance(count, text)`; a text replaces the description."""
     if not enabled:
-        yield lambda count: None
+        yield lambda count, text=None: None
         return
     try:
         from rich.progress import (
@@ -30,4 +30,6 @@ def progress_bar(
     )  # fmt: skip
     with Progress(*columns, transient=True) as bar:
         task = bar.add_task(description, total=total)
-        yield lambda count: bar.advance(task, count)
+        yield lambda count, text=None: bar.update(
+            task, advance=count, description=description if text is None else text
+        )

@@ -4,11 +4,12 @@ The loop over steps is compiled. What a person sees (progress, callbacks, looks 
 true `F`, early stopping, checkpoints) happens in Python between chunks of steps.
 """
 
+import functools
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,12 +19,13 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from . import _checkpoint as checkpoints
+from ._average import Average
 from ._certificate import certify
 from ._feasible import moves, onto_allowed, onto_domain
-from ._history import History, blank_records, from_arrays, to_arrays
+from ._history import History, blank_records, from_arrays, scalars, to_arrays
 from ._implicit import Evaluation, hypergradient
 from ._lower.base import strongly_typed
-from ._methods.base import AbstractMethod, Record
+from ._methods.base import AbstractMethod, Record, Scales
 from ._problem import AbstractProblem, Problem
 from ._quick import quick_jit
 from ._scales import measure_scales
@@ -63,76 +65,97 @@ class Run:
     stop: Stop
     chunk: int
     output: str
+    average: Average | None
+    looks: bool
     callback: Callable | None
     checkpoint: Any
     tick: Callable
 
-    def go(self, x0):
-        """All chunks.
-
-        Returns the pair of `x` and its evaluation at the end, the best such pair that
-        was looked at, the history, why it ended, and the length scale.
-        """
+    def go(self, x0) -> "End":
+        """All chunks."""
         began = time.perf_counter()
-        x, e = evaluate_allowed(self.view, strongly_typed(x0))
+        x, e = self._look(strongly_typed(x0))
         if not has_value(e.status):
-            return (x, e), (x, e), History(), "no start", 1.0
-        scales = measure_scales(plain(self.view), x, e)
+            return End((x, e), (x, e), History(), "no start", 1.0, None)
+        scales = Scales(jnp.ones(()), jnp.ones(()), jnp.ones(()))
+        if self.method.uses_scales:
+            scales = measure_scales(plain(self.view), x, e)
         state = start(self.view, self.method, x, e, scales, self.key)
         kept, chosen = x, self._chosen_step()
+        mean = None if self.average is None else x
         history, step, spent = History().evaluated(0, e.value, 0.0, 0.0), 0, 0.0
         # The way back from an empty lower level is long to compile and rarely needed:
         # a chunk that would need it is run again with it.
         problem = self.problem.assuming_feasible()
         if self.checkpoint is not None and os.path.exists(self.checkpoint):
-            state, kept, x, history, meta = self._restore(state, kept, x)
+            (state, kept, x, mean), history, meta = self._restore(state, kept, x, mean)
             step, spent = meta["step"], meta["spent"]
             problem = self.problem if meta["recovering"] else problem
-            x, e = evaluate_allowed(self.view, x)
+            x, e = self._look(x)
             self.tick(step)
         reason, best = "all steps taken", (x, e)
         while step < self.num_steps:
             last = min(step + self.chunk, self.num_steps)
-            before = (state, kept, step, last, chosen)
+            before = (state, kept, mean, step, last, chosen)
             left = time.perf_counter()
-            state, kept, records = self._chunk(problem, *before)
+            state, kept, mean, records = self._chunk(problem, *before)
             hopeful = moves(self.view) and problem is not self.problem
             if hopeful and _met_empty(records, last - step):
                 problem = self.problem
-                state, kept, records = self._chunk(problem, *before)
+                state, kept, mean, records = self._chunk(problem, *before)
             working = float(history.working[-1]) + time.perf_counter() - left
             history = history.extended(records, last - step)
             self.tick(last - step)
             step = last
-            x, e = evaluate_allowed(self.view, state.x)
+            x, e = self._look(state.x, records, last - before[3])
             seconds = spent + time.perf_counter() - began
             history = history.evaluated(step, e.value, seconds, working)
-            if has_value(e.status) and e.value <= best[1].value:
+            if has_value(e.status) and not e.value > best[1].value:
                 best = (x, e)
             if self.checkpoint is not None:
                 recovering = problem is self.problem
-                self._save(state, kept, best[0], history, step, seconds, recovering)
+                tree = (state, kept, best[0], mean)
+                self._save(tree, history, step, seconds, recovering)
             early = self._reason_to_stop(x, e, history, scales, seconds)
-            if self.callback is not None and self.callback(step, x, e.value, history):
+            if self._callback_stops(step, x, e.value, history, mean):
                 early = "the callback asked"
             if early:
                 reason = early
                 self.tick(self.num_steps - step)
                 break
         if self.output == "random":
-            x, e = evaluate_allowed(self.view, kept)
-        elif step:
-            x, e = evaluate_allowed(self.view, state.x)
+            x, e = self._look(kept)
+        elif self.looks:
+            x, e = self._look(state.x)
         if not has_value(e.status):
             reason = "the last iterate has no answer, the best one seen is returned"
             x, e = best
-        return (x, e), best, history, reason, float(scales.length)
+        return End((x, e), best, history, reason, float(scales.length), mean)
 
-    def _chunk(self, problem, state, kept, step, last, chosen):
+    def _look(self, x, records: Record | None = None, count: int = 0):
+        """`F` at `x`; without looks, what the last of `count` steps found instead."""
+        if self.looks:
+            return evaluate_allowed(self.view, x)
+        seen = blank_evaluation(self.view, x)
+        if records is not None:
+            last = lambda column: column[count - 1]
+            status = eqx.tree_at(lambda s: s._value, seen.status, last(records.status))
+            seen = eqx.tree_at(
+                lambda e: (e.value, e.status), seen, (last(records.value), status)
+            )
+        return x, seen
+
+    def _callback_stops(self, step, x, value, history, mean) -> bool:
+        if self.callback is None:
+            return False
+        more = () if self.average is None else (mean,)
+        return bool(self.callback(step, x, value, history, *more))
+
+    def _chunk(self, problem, state, kept, mean, step, last, chosen):
         done = advance(
-            problem, self.method, self.chunk, state, kept, self.key,
-            jnp.asarray(step), jnp.asarray(last), jnp.asarray(self.num_steps),
-            jnp.asarray(chosen),
+            problem, self.method, self.average, self.chunk, state, kept, mean,
+            self.key, jnp.asarray(step), jnp.asarray(last),
+            jnp.asarray(self.num_steps), jnp.asarray(chosen),
         )  # fmt: skip
         return jax.block_until_ready(done)
 
@@ -159,7 +182,9 @@ class Run:
                 return f"certified: {found.measure:.1e} at radius {radius:g}"
         return None
 
+    @functools.cached_property
     def _meta(self) -> dict:
+        # Once per run: the digest reads all data.
         return dict(
             jax=jax.__version__,
             method=f"{self.method!r} {checkpoints.fingerprint(self.method)}",
@@ -169,18 +194,39 @@ class Run:
             key=np.asarray(jr.key_data(self.key)).tolist(),
         )
 
-    def _save(self, state, kept, best, history, step, seconds, recovering):
-        arrays = checkpoints.flatten((state, kept, best), "state_")
-        arrays |= to_arrays(history)
-        meta = self._meta() | dict(step=step, spent=seconds, recovering=recovering)
+    def _save(self, tree, history, step, seconds, recovering):
+        arrays = checkpoints.flatten(tree, "state_") | to_arrays(history)
+        meta = self._meta | dict(step=step, spent=seconds, recovering=recovering)
         checkpoints.save(self.checkpoint, arrays, meta)
 
-    def _restore(self, state, kept, best):
+    def _restore(self, *like):
         arrays, meta = checkpoints.load(self.checkpoint)
-        checkpoints.check_same(self.checkpoint, meta, self._meta())
-        like = (state, kept, best)
-        state, kept, best = checkpoints.unflatten(arrays, "state_", like)
-        return state, kept, best, from_arrays(arrays), meta
+        checkpoints.check_same(self.checkpoint, meta, self._meta)
+        tree = checkpoints.unflatten(arrays, "state_", like)
+        return tree, from_arrays(arrays), meta
+
+
+class End(NamedTuple):
+    """How a run ended.
+
+    - `last`, `best`: an `x` and its evaluation, at the end and where `F` was lowest.
+    - `length`: the length scale; `mean`: the average of the iterates, where kept.
+    """
+
+    last: tuple[Any, Evaluation]
+    best: tuple[Any, Evaluation]
+    history: History
+    reason: str
+    length: float
+    mean: Any
+
+
+def blank_evaluation(problem: Problem, x) -> Evaluation:
+    """The shapes of an evaluation, with nothing computed; its value is NaN."""
+    evaluate = lambda p, x: hypergradient(p, x, throw=False)
+    shapes = eqx.filter_eval_shape(evaluate, plain(problem), x)
+    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return eqx.tree_at(lambda e: e.value, blank, jnp.full_like(blank.value, jnp.nan))
 
 
 @eqx.filter_jit
@@ -192,30 +238,43 @@ def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, ke
 
 
 @quick_jit
-def advance(problem, method, size, state, kept, key, first, last, total, chosen):
+def advance(
+    problem, method, average, size, state, kept, mean, key, first, last, total, chosen
+):
     """Steps `first` to `last`, at most `size` of them."""
 
     def step(state, t):
-        return method.step(
+        state, record = method.step(
             problem, state, step=t, num_steps=total, key=jr.fold_in(key, t)
+        )
+        x = problem.absorbed(state.x, record.aux)
+        state = eqx.tree_at(lambda s: s.x, state, x)
+        return state, eqx.tree_at(
+            lambda r: r.aux,
+            record,
+            scalars(record.aux),
+            is_leaf=lambda leaf: leaf is None,
         )
 
     dynamic, static = eqx.partition(state, eqx.is_array)
     shapes = eqx.filter_eval_shape(step, state, first)[1]
 
     def body(carry):
-        dynamic, kept, records, t = carry
+        dynamic, kept, mean, records, t = carry
         state, record = step(eqx.combine(dynamic, static), t)
         records = jax.tree.map(
             lambda column, entry: column.at[t - first].set(entry), records, record
         )
         kept = jax.tree.map(lambda a, b: jnp.where(t == chosen, a, b), state.x, kept)
-        return _like(eqx.filter(state, eqx.is_array), dynamic), kept, records, t + 1
+        if average is not None:
+            mean = average.update(mean, state.x, t)
+        dynamic = _like(eqx.filter(state, eqx.is_array), dynamic)
+        return dynamic, kept, mean, records, t + 1
 
-    dynamic, kept, records, _ = jax.lax.while_loop(
-        lambda c: c[3] < last, body, (dynamic, kept, blank_records(shapes, size), first)
-    )
-    return eqx.combine(dynamic, static), kept, records
+    carry = (dynamic, kept, mean, blank_records(shapes, size), first)
+    carry = jax.lax.while_loop(lambda c: c[4] < last, body, carry)
+    dynamic, kept, mean, records, _ = carry
+    return eqx.combine(dynamic, static), kept, mean, records
 
 
 def _like(new, old):

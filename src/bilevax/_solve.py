@@ -12,6 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from ._average import Average
 from ._certificate import Certificate, certify as certify_at
 from ._constraints import Box
 from ._feasible import moves, onto_allowed
@@ -22,7 +23,7 @@ from ._methods.ds_blo import DSBLO
 from ._polish import Polish, polish as polish_from
 from ._problem import AbstractProblem, Problem, checked_point, representative
 from ._progress import progress_bar
-from ._run import Run, Stop, evaluate_allowed, plain
+from ._run import End, Run, Stop, evaluate_allowed, plain
 from ._status import BilevelError, has_value, message, status_name
 from ._tolerances import tolerances
 
@@ -42,6 +43,7 @@ class Solution:
     - `history`: the run in numbers.
     - `stochastic`: `x` and `F` before the polish; `polish`: what the polish did.
     - `certificate`: how far `x` is from stationary, where asked for.
+    - `average`: the running average of the iterates, where asked for.
     - `stopped`: why the run ended.
     - `starts`: one solution per start, where there were several; this is the best.
     """
@@ -57,6 +59,7 @@ class Solution:
     stochastic: tuple[PyTree[Array], float]
     polish: Polish | None = None
     certificate: Certificate | None = None
+    average: PyTree[Array] | None = None
     starts: list["Solution"] = field(default_factory=list)
 
     @property
@@ -84,6 +87,8 @@ def solve(
     polish: bool | None = None,
     certify: float | None = None,
     output: str = "last",
+    average: float | None = None,
+    looks: bool = True,
     stop: Stop | None = None,
     chunk: int = 100,
     progress: bool = False,
@@ -99,9 +104,12 @@ def solve(
       deterministic problems with at most 1000 entries of `x`.
     - `certify`: a radius at which to measure stationarity of the result.
     - `output`: "last", or "random" for an iterate drawn as in `Thm:Main_I`.
+    - `average`: the decay of a running average of the iterates, `solution.average`.
+    - `looks`: whether `F` is evaluated between chunks and at the end. Without, `value`
+      is what the last step found, on its sample and under its tilt, and `y` is None.
     - `stop`: early stopping; `chunk`: steps between two looks at the run.
-    - `progress`: a bar; `callback(step, x, value, history)` after every chunk, a true
-      result ends the run.
+    - `progress`: a bar; `callback(step, x, value, history)` after every chunk, with the
+      average as a fifth argument where one is kept; a true result ends the run.
     - `checkpoint`: a file to write after every chunk. If it exists, the run continues
       from it and ends exactly as if it had never been interrupted.
 
@@ -109,6 +117,7 @@ def solve(
     result that is no answer raises a `BilevelError`, unless `throw=False`.
     """
     _check_arguments(problem, method, x0, num_steps, chunk, output, num_starts)
+    _check_looks(looks, polish, certify, average)
     method = DSBLO() if method is None else method
     refusal = method.refusal(problem)
     if refusal is not None:
@@ -120,7 +129,7 @@ def solve(
     points = _starting_points(view, x0, starts, num_starts, start_key)
     if polish is None:
         size = ravel_pytree(points[0])[0].size
-        polish = isinstance(problem, Problem) and size <= _POLISH_LIMIT
+        polish = looks and isinstance(problem, Problem) and size <= _POLISH_LIMIT
     total = len(points) * num_steps
     solutions = []
     with progress_bar(total, enabled=progress) as tick:
@@ -135,11 +144,13 @@ def solve(
                 stop=stop,
                 chunk=min(chunk, max(num_steps, 1)),
                 output=output,
+                average=None if average is None else Average(average),
+                looks=looks,
                 callback=callback,
                 checkpoint=path,
                 tick=tick,
             )
-            solutions.append(_finish(run, *run.go(point), polish, certify))
+            solutions.append(_finish(run, run.go(point), polish, certify))
     best = min(solutions, key=_rank)
     if len(solutions) > 1:
         best = replace(best, starts=solutions)
@@ -153,15 +164,15 @@ def _rank(solution: Solution):
     return (not solution.success, value if np.isfinite(value) else np.inf)
 
 
-def _finish(run: Run, end, best, history, stopped, length, polish, certify) -> Solution:
-    x, e = end
+def _finish(run: Run, end: End, polish, certify) -> Solution:
+    (x, e), best = end.last, end.best
     stochastic = (x, float(e.value))
     polished = None
     # A run that was carried to a flat part of `F` would end there.
     if polish and run.output == "last" and float(best[1].value) < float(e.value):
         x, e = best
     if polish and has_value(e.status):
-        first = 1e-3 * jnp.asarray(length, ravel_pytree(x)[0].dtype)
+        first = 1e-3 * jnp.asarray(end.length, ravel_pytree(x)[0].dtype)
         polished = polish_from(plain(run.view), x, e.lower, first)
         if polished.empty and moves(run.view):
             polished = polish_from(run.view, x, e.lower, first)
@@ -171,7 +182,7 @@ def _finish(run: Run, end, best, history, stopped, length, polish, certify) -> S
         noise = 8 * tolerances(e.value.dtype).eps * jnp.abs(e.value)
         if has_value(new.status) and new.value < e.value - noise:
             x, e = new_x, new
-    if moves(run.view) and status_name(e.status) == "dependent_rows":
+    if run.looks and moves(run.view) and status_name(e.status) == "dependent_rows":
         # At the edge of the set of `x` with a non-empty lower level: a hair inside, or
         # another solver would find it empty.
         inside = onto_allowed(run.view, x)
@@ -184,16 +195,17 @@ def _finish(run: Run, end, best, history, stopped, length, polish, certify) -> S
         certificate = certify_at(run.view, x, certify, key=run.key)
     return Solution(
         x=x,
-        y=e.lower.y,
+        y=e.lower.y if run.looks else None,
         value=float(e.value),
         status=e.status,
         success=answer,
         message=message(e.status),
-        history=history,
-        stopped=stopped,
+        history=end.history,
+        stopped=end.reason,
         stochastic=stochastic,
         polish=polished,
         certificate=certificate,
+        average=end.mean,
     )
 
 
@@ -245,3 +257,12 @@ def _check_arguments(problem, method, x0, num_steps, chunk, output, num_starts):
             raise ValueError(f"`{name}` must be a positive integer; got {number!r}.")
     if output not in ("last", "random"):
         raise ValueError(f"`output` must be 'last' or 'random'; got {output!r}.")
+
+
+def _check_looks(looks, polish, certify, average):
+    if not looks and (polish or certify is not None):
+        raise ValueError(
+            "`looks=False` never evaluates F, which `polish` and `certify` need."
+        )
+    if average is not None and not 0 <= average < 1:
+        raise ValueError(f"`average` is a decay in [0, 1); got {average!r}.")

@@ -69,6 +69,13 @@ class AbstractLowerSolver(eqx.Module):
         self, problem: Problem, x: PyTree[Array], warm: LowerSolution | None = None
     ) -> LowerSolution: ...
 
+    def inside(self, problem: Problem, x, solution: LowerSolution) -> Bool[Array, ""]:
+        """Whether `y` is where `g` is defined.
+
+        A derivative can be finite outside (logarithms), the value is not.
+        """
+        return all_finite(problem.lower_value(x, solution.y))
+
 
 def run_if(predicate: Bool[Array, ""], function, operand):
     """`function(operand)` where `predicate` holds, else `operand`.

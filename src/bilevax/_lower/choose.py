@@ -27,6 +27,7 @@ def checked_solver(
 
     `dense_adjoint`: whether the adjoint needs the factor of the solver.
     """
+    solver = problem.solver if solver is None else solver
     check_choice(solver, AbstractLowerSolver, "solver", "ActiveSet")
     chosen = default_solver(problem) if solver is None else solver
     if dense_adjoint and isinstance(chosen, ProjectedGradient):

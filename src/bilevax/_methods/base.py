@@ -47,7 +47,8 @@ class Record(eqx.Module):
     The others count work: lower-level solves with their passes, factorisations and
     steps of the safeguard; gradients of `f`; products with second derivatives of `g`;
     linear solves with them; solves of a penalised, barrier or saddle problem in `y`;
-    data samples drawn.
+    data samples drawn. `aux` is the auxiliary output of `f`, which the run uses and
+    does not keep.
     """
 
     value: Float[Array, ""]
@@ -67,6 +68,7 @@ class Record(eqx.Module):
     linear_solves: Int[Array, ""]
     penalty_solves: Int[Array, ""]
     samples: Int[Array, ""]
+    aux: Any = None
 
 
 # The fields of a record that count work.
@@ -132,15 +134,31 @@ class AbstractMethod(eqx.Module):
     ) -> tuple[Any, Record]:
         """One step."""
 
+    @property
+    def uses_scales(self) -> bool:
+        """Whether `init` needs the scales of the problem; to measure them costs."""
+        return True
+
     def refusal(self, problem: AbstractProblem) -> str | None:
         """Why this method cannot run on `problem`, in one sentence; None if it can."""
         return None
 
 
 def number(default):
-    """A field that is an array, so that another value does not recompile."""
-    convert = lambda value: None if value is None else jnp.asarray(value, float)
+    """A field that is an array, so that another value does not recompile.
+
+    None stays None, and a function (a schedule) stays a function.
+    """
+
+    def convert(value):
+        return value if value is None or callable(value) else jnp.asarray(value, float)
+
     return eqx.field(default=default, converter=convert)
+
+
+def at_step(value: Any, step) -> Any:
+    """`value`, or what it is at `step` if it is a schedule."""
+    return value(step) if callable(value) else value
 
 
 def draws(key: PRNGKeyArray) -> Draws:
@@ -195,6 +213,7 @@ def report(
         linear_solves=1,
         penalty_solves=0,
         samples=int(isinstance(problem, StochasticProblem)),
+        aux=e.aux,
     )
     entries |= others
     for name in (*WORK, "recovered"):

@@ -139,7 +139,7 @@ class BLOCC(AbstractMethod):
         return BLOCCState(x, saddles, lower, scales, unit, steps)
 
     def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample)
+        now = problem.draw(draws(key).sample, step)
         gamma = self._gamma(state.gamma_unit, step, num_steps)
         x, saddles, recovered = self._saddles_at(now, state, self._weights(gamma))
         value, grad = penalty_gradient(now, x, saddles, gamma)

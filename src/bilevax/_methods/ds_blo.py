@@ -1,5 +1,7 @@
 """DS-BLO: doubly stochastically perturbed, normalised momentum (`Algo: DS-BLO`)."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -55,7 +57,8 @@ class DSBLO(AbstractMethod):
     start. With `gamma1` and `gamma2` given, steps are exactly those of the paper and
     `perturbation` is the law of `q`.
 
-    - `gamma1`, `gamma2`: constants of the step, both or none.
+    - `gamma1`, `gamma2`: constants of the step, both or none. `gamma2` may be a
+      function of the number of the step: one over a step-size schedule.
     - `beta`: weight of the old momentum.
     - `perturbation`: law of the tilt; by default Gaussian with a falling deviation.
     - `window`: how many steps before a random one the returned iterate lies
@@ -65,7 +68,7 @@ class DSBLO(AbstractMethod):
     """
 
     gamma1: Number | None = number(None)
-    gamma2: Number | None = number(None)
+    gamma2: Number | Callable | None = number(None)
     beta: Number = number(0.9)
     perturbation: AbstractPerturbation | None = None
     first_step: Number = number(0.05)
@@ -100,13 +103,17 @@ class DSBLO(AbstractMethod):
             window=int(inputs.K),
         )
 
+    @property
+    def uses_scales(self):
+        return self.gamma1 is None or self.perturbation is None
+
     def init(self, problem, x, lower, scales, *, key):
         zeros = jax.tree.map(jnp.zeros_like, x)
         return DSBLOState(x, zeros, lower, scales, jnp.asarray(False), key)
 
     def step(self, problem, state, *, step, num_steps, key):
         keys = draws(key)
-        now = problem.draw(keys.sample)
+        now = problem.draw(keys.sample, step)
         m, m_norm = state.momentum, tree_norm(state.momentum)
         rule = NormalisedStep(self.gamma1, self.gamma2, self.first_step, self.decay)
         length = rule.length(m_norm, state.scales, step, num_steps)

@@ -88,7 +88,7 @@ class DSIGD(AbstractMethod):
         return DSIGDState(x, value, zero, lower, q, deviation, scales, no, no)
 
     def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample).perturbed(state.q)
+        now = problem.draw(draws(key).sample, step).perturbed(state.q)
         first = self.step_size
         if first is None:
             first = self.first_step * state.scales.length / state.scales.slope

@@ -118,7 +118,7 @@ class IGBA(AbstractMethod):
         )
 
     def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample)
+        now = problem.draw(draws(key).sample, step)
         t = self._t(state.t_unit, step, num_steps)
         b = barrier_gradient(now, state.x, t, state.centre)
         usable = b.status == Status.successful

@@ -167,7 +167,7 @@ class LVHBA(AbstractMethod):
         )
 
     def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample)
+        now = problem.draw(draws(key).sample, step)
         s, const = state, state.constants
         unravel = ravel_pytree(now.y0)[1]
         g = lambda x, y: now.lower_value(x, unravel(y))

@@ -1,5 +1,7 @@
 """The step `x - m / (gamma1 |m| + gamma2)` that DS-BLO and stochastic INGD share."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,21 +9,21 @@ from jaxtyping import Array, PyTree
 
 from .._feasible import onto_domain
 from .._problem import Problem
-from .base import Number, Scales, falling, tree_norm, tree_step
+from .base import Number, Scales, at_step, falling, tree_norm, tree_step
 
 
 class NormalisedStep(eqx.Module):
     """With explicit constants, or with lengths that fall along the run."""
 
     gamma1: Number | None
-    gamma2: Number | None
+    gamma2: Number | Callable | None
     first_step: Number
     decay: Number
 
     def length(self, m_norm, scales: Scales, step, num_steps):
         """`1 / (gamma1 |m| + gamma2)`."""
         if self.gamma1 is not None:
-            return 1 / (self.gamma1 * m_norm + self.gamma2)
+            return 1 / (self.gamma1 * m_norm + at_step(self.gamma2, step))
         reach = scales.length * falling(self.first_step, self.decay, step, num_steps)
         # gamma1 = 1 / reach; gamma2 small, so that steps stay as long as `reach` until
         # the momentum has all but died.

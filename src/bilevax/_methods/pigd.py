@@ -1,6 +1,6 @@
 """PIGD: inexact gradients at randomly moved points (Kornowski et al. 2024)."""
 
-from typing import cast
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -9,6 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, PyTree
 
 from .._feasible import onto_domain
+from .._implicit import Evaluation, hypergradient
 from .._lower.base import LowerSolution
 from .._perturbation import UniformBall
 from .._problem import Problem, representative
@@ -16,6 +17,7 @@ from .base import (
     AbstractMethod,
     Number,
     Scales,
+    at_step,
     draws,
     falling,
     number,
@@ -25,6 +27,7 @@ from .base import (
 )
 from .clipped import Drift, standing_still
 from .equality_oracle import equality_evaluation, only_equalities
+from .optimiser import optimiser_step
 from .oracle import gradient_at
 from .penalty_oracle import (
     DEFAULT_PENALTY,
@@ -35,6 +38,9 @@ from .penalty_oracle import (
 )
 from .search import select
 
+if TYPE_CHECKING:
+    import optax
+
 # The fixed step of a clipped loop, as a multiple of the longest one along the first
 # gradient. Shorter ones swing around a minimum, since nothing brakes the displacement.
 _ETA = 3.0
@@ -44,13 +50,15 @@ class PIGDState(eqx.Module):
     """`x`, the last lower-level solution, and the weights of the oracle.
 
     `drift` belongs to the clipped loop; its `mean` is that of the last block of points.
+    `memory` is that of the optimiser.
     """
 
     x: PyTree[Array]
     lower: LowerSolution
     scales: Scales
-    weights: Weights
+    weights: Weights | None
     drift: Drift | None
+    memory: Any
 
 
 class PIGD(AbstractMethod):
@@ -58,8 +66,9 @@ class PIGD(AbstractMethod):
 
     `oracle="penalty"` takes its gradients `v` from `penalty_gradient`, the penalty
     Lagrangian with frozen multipliers and the exact active set; `oracle="equality"`
-    from `equality_gradient`, for lower levels with equality rows only. Step `t`, with
-    `w` uniform in the unit ball:
+    from `equality_gradient`, for lower levels with equality rows only;
+    `oracle="implicit"` from the closed form, for lower levels too large for the saddle
+    problems of the others. Step `t`, with `w` uniform in the unit ball:
 
         x+ = P(x - eta v(x + delta w))
 
@@ -71,7 +80,9 @@ class PIGD(AbstractMethod):
     Steps and the radius `delta` fall geometrically along a run unless given; the length
     and slope scales of the problem are measured at the start.
 
-    - `step_size`: constant `eta`.
+    - `step_size`: constant `eta`, or a schedule.
+    - `optimiser`: an `optax.GradientTransformation` that takes the place of the plain
+      step (perturbed loop only).
     - `first_step`, `decay`: without `step_size`, `eta` is `first_step` times length
       over slope at the start and `decay` times that at the end; the slope is the first
       or the present one, whichever is larger. In the clipped loop `D` is `first_step`
@@ -112,37 +123,48 @@ class PIGD(AbstractMethod):
     penalty: Number = number(DEFAULT_PENALTY)
     oracle: str = "penalty"
     loop: str = "perturbed"
+    optimiser: "optax.GradientTransformation | None" = None
 
     def __check_init__(self):
-        if self.oracle not in ("penalty", "equality"):
+        if self.oracle not in ("penalty", "equality", "implicit"):
             raise ValueError(
-                f"`oracle` is 'penalty' or 'equality'; got {self.oracle!r}."
+                f"`oracle` is 'penalty', 'equality' or 'implicit'; got {self.oracle!r}."
             )
+        if self.optimiser is not None and self.loop == "clipped":
+            raise ValueError('`optimiser` does not go with `loop="clipped"`.')
         if self.loop not in ("perturbed", "clipped"):
             raise ValueError(f"`loop` is 'perturbed' or 'clipped'; got {self.loop!r}.")
         check_clip(self, self.loop == "clipped")
         if self.a1 is None and self.a2 is not None:
             raise ValueError("`a2` needs `a1`: give both, `a1` alone or none.")
 
+    @property
+    def uses_scales(self):
+        given = self.optimiser is not None or self.step_size is not None
+        return not (given and self.radius is not None and self.oracle == "implicit")
+
     def refusal(self, problem):
-        if self.oracle == "penalty":
+        if self.oracle != "equality":
             return None
         return only_equalities(
             representative(problem, jr.key(0)), 'PIGD(oracle="equality")'
         )
 
     def init(self, problem, x, lower, scales, *, key):
-        if self.a1 is None:
+        if self.oracle == "implicit":
+            weights = None
+        elif self.a1 is None:
             weights = _weights(problem, x, lower.y, self.penalty, scales.force)
         else:
             a2 = self.a1**2 if self.a2 is None else self.a2
             weights = Weights(self.a1, a2)
         drift = standing_still(x) if self.loop == "clipped" else None
-        return PIGDState(x, lower, scales, weights, drift)
+        memory = None if self.optimiser is None else self.optimiser.init(x)
+        return PIGDState(x, lower, scales, weights, drift, memory)
 
     def step(self, problem, state, *, step, num_steps, key):
         keys = draws(key)
-        now = problem.draw(keys.sample)
+        now = problem.draw(keys.sample, step)
         scales = state.scales
         reach = falling(self.first_step, self.decay, step, num_steps)
         if state.drift is None:
@@ -158,11 +180,15 @@ class PIGD(AbstractMethod):
 
         evaluate = lambda x, warm: self._evaluate(now, x, state.weights, warm)
         oracle = gradient_at(now, at, ahead, state.lower, evaluate)
-        e, usable = cast(FirstOrderEvaluation, oracle.e), oracle.usable
+        e, usable = oracle.e, oracle.usable
         grad = jax.tree.map(lambda g: jnp.where(usable, g, 0), e.grad)
-        drift = None
-        if state.drift is None:
-            eta = self.step_size
+        drift, memory = None, None
+        if self.optimiser is not None:
+            x, memory = optimiser_step(
+                self.optimiser, now, state.memory, oracle.ahead, grad, usable
+            )
+        elif state.drift is None:
+            eta = at_step(self.step_size, step)
             if eta is None:
                 eta = gradient_step(reach, scales, grad)
             x = onto_domain(now, tree_step(oracle.ahead, -eta, grad))
@@ -174,8 +200,6 @@ class PIGD(AbstractMethod):
                 moved, oracle.at, grad, usable, eta, clip, self.block
             )
 
-        work, inner = e.lower.iterations, e.inner.iterations
-        gradients = 1 + inner.passes + inner.safeguard
         record = report(
             problem,
             e,
@@ -184,20 +208,14 @@ class PIGD(AbstractMethod):
             x,
             lower_solves=1 + oracle.recovered,
             recovered=oracle.recovered,
-            lower_passes=work.passes + inner.passes,
-            factorisations=work.factorisations + inner.factorisations,
-            safeguard=work.safeguard + inner.safeguard,
-            upper_gradients=gradients,
-            hessian_products=0,
-            linear_solves=0,
-            penalty_solves=1 + oracle.recovered,
+            **_inner_work(e, oracle.recovered),
         )
-        new = eqx.tree_at(lambda s: (s.x, s.lower), state, (x, e.lower))
-        return eqx.tree_at(
-            lambda s: s.drift, new, drift, is_leaf=lambda leaf: leaf is None
-        ), record
+        new = PIGDState(x, e.lower, scales, state.weights, drift, memory)
+        return new, record
 
-    def _evaluate(self, problem: Problem, x, weights: Weights, warm):
+    def _evaluate(self, problem: Problem, x, weights: Weights | None, warm):
+        if weights is None:
+            return hypergradient(problem, x, warm=warm, throw=False)
         if self.oracle == "penalty":
             return penalty_evaluation(problem, x, weights, warm)
         return equality_evaluation(problem, x, 1 / weights.a1, warm)
@@ -206,6 +224,22 @@ class PIGD(AbstractMethod):
 @eqx.filter_jit
 def _weights(problem, x, y, penalty, force):
     return natural_weights(problem, x, y, penalty, force)
+
+
+def _inner_work(e: Evaluation, recovered) -> dict:
+    """Counts of a first-order evaluation, which solves a second problem in `y`."""
+    if not isinstance(e, FirstOrderEvaluation):
+        return {}
+    work, inner = e.lower.iterations, e.inner.iterations
+    return dict(
+        lower_passes=work.passes + inner.passes,
+        factorisations=work.factorisations + inner.factorisations,
+        safeguard=work.safeguard + inner.safeguard,
+        upper_gradients=1 + inner.passes + inner.safeguard,
+        hessian_products=0,
+        linear_solves=0,
+        penalty_solves=1 + recovered,
+    )
 
 
 def check_clip(method, clipped: bool) -> None:

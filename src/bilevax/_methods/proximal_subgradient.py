@@ -49,7 +49,7 @@ class ProximalSubgradient(AbstractMethod):
         return ProximalSubgradientState(x, lower, scales)
 
     def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample)
+        now = problem.draw(draws(key).sample, step)
         alpha = self.step_size
         if alpha is None:
             alpha = self.first_step * state.scales.length / state.scales.slope

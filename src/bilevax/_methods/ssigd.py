@@ -1,7 +1,11 @@
 """SSIGD: stochastic gradient steps on `F` under one tilt of the lower level."""
 
+from typing import TYPE_CHECKING, Any
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
@@ -13,24 +17,35 @@ from .base import (
     AbstractMethod,
     Number,
     Scales,
+    at_step,
     draws,
     falling,
     number,
     report,
     tree_step,
 )
-from .oracle import gradient_at
+from .optimiser import optimiser_step
+from .oracle import Oracle, gradient_at
 from .search import select
+
+if TYPE_CHECKING:
+    import optax
 
 
 class SSIGDState(eqx.Module):
-    """`x`, the tilt of the whole run and its size, and a warm start."""
+    """`x`, the tilt of the whole run and its size, and a warm start.
+
+    `tilt_key` finds the tilts of the members of a minibatch again; `memory` is that of
+    the optimiser.
+    """
 
     x: PyTree[Array]
     lower: LowerSolution
-    q: PyTree[Array]
+    q: PyTree[Array] | None
     deviation: Float[Array, ""]
     scales: Scales
+    tilt_key: PRNGKeyArray
+    memory: Any
 
 
 class SSIGD(AbstractMethod):
@@ -44,11 +59,16 @@ class SSIGD(AbstractMethod):
     gradient exists at a given `x`. It moves the kinks and with them the answer, by an
     amount proportional to `|q|`.
 
-    - `step_size`: a constant `eta_t`, as in the paper. By default steps fall
-      geometrically from `first_step` to `first_step * decay`, in units of the length of
-      the problem over the slope of `F`, both measured at the start.
+    - `step_size`: a constant `eta_t`, as in the paper, or a schedule. By default steps
+      fall geometrically from `first_step` to `first_step * decay`, in units of the
+      length of the problem over the slope of `F`, both measured at the start.
+    - `optimiser`: an `optax.GradientTransformation` that takes the place of the plain
+      step.
     - `perturbation`: law of the tilt. By default Gaussian, its deviation `tilt` times
       the force scale of the problem.
+
+    Where the lower level is that of a minibatch (`Problem.members`), every member of
+    the data has a tilt of its own, the same whenever it is drawn.
 
     Khanduri, Tsaknakis, Zhang, Liu, Liu, Zhang and Hong, Linearly constrained bilevel
     optimization: a smoothed implicit gradient approach, ICML 2023.
@@ -65,20 +85,26 @@ class SSIGD(AbstractMethod):
     first_step: Number = number(0.1)
     decay: Number = number(1e-2)
     tilt: Number = number(1e-4)
+    optimiser: "optax.GradientTransformation | None" = None
+
+    @property
+    def uses_scales(self):
+        stepping = self.optimiser is None and self.step_size is None
+        return stepping or self.perturbation is None
 
     def init(self, problem, x, lower, scales, *, key):
-        q, deviation = one_tilt(self.perturbation, self.tilt, problem, scales, key)
-        return SSIGDState(x, lower, q, deviation, scales)
+        law, deviation = tilt_law(self.perturbation, self.tilt, problem, scales)
+        single = problem.members is None
+        q = law.sample(problem.y0, key=key) if single else None
+        memory = None if self.optimiser is None else self.optimiser.init(x)
+        return SSIGDState(x, lower, q, deviation, scales, key, memory)
 
     def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample).perturbed(state.q)
-        length = self.step_size
-        if length is None:
-            length = falling(self.first_step, self.decay, step, num_steps)
-            length = length * state.scales.length / state.scales.slope
+        now = problem.draw(draws(key).sample, step)
+        q = self._members_tilt(now, state) if state.q is None else state.q
+        now = now.perturbed(q)
         oracle = gradient_at(now, state.x, state.x, state.lower)
-        ahead = onto_domain(now, tree_step(oracle.ahead, -length, oracle.e.grad))
-        x = select(oracle.usable, ahead, oracle.ahead)
+        x, memory = self._ahead(now, state, oracle, step, num_steps)
         record = report(
             problem,
             oracle.e,
@@ -89,8 +115,32 @@ class SSIGD(AbstractMethod):
             lower_solves=1 + oracle.recovered,
             recovered=oracle.recovered,
         )
-        new = eqx.tree_at(lambda s: (s.x, s.lower), state, (x, oracle.e.lower))
+        new = eqx.tree_at(
+            lambda s: (s.x, s.lower, s.memory),
+            state,
+            (x, oracle.e.lower, memory),
+            is_leaf=lambda leaf: leaf is None,
+        )
         return new, record
+
+    def _members_tilt(self, problem: Problem, state: SSIGDState):
+        law, _ = tilt_law(self.perturbation, self.tilt, problem, state.scales)
+        one = jax.tree.map(lambda leaf: leaf[0], problem.y0)
+        of_member = lambda i: law.sample(one, key=jr.fold_in(state.tilt_key, i))
+        return jax.vmap(of_member)(problem.members)
+
+    def _ahead(self, problem, state: SSIGDState, oracle: Oracle, step, num_steps):
+        grad, usable = oracle.e.grad, oracle.usable
+        if self.optimiser is not None:
+            return optimiser_step(
+                self.optimiser, problem, state.memory, oracle.ahead, grad, usable
+            )
+        length = at_step(self.step_size, step)
+        if length is None:
+            length = falling(self.first_step, self.decay, step, num_steps)
+            length = length * state.scales.length / state.scales.slope
+        ahead = onto_domain(problem, tree_step(oracle.ahead, -length, grad))
+        return select(usable, ahead, oracle.ahead), None
 
 
 def one_tilt(
@@ -101,9 +151,16 @@ def one_tilt(
     key: PRNGKeyArray,
 ) -> tuple[PyTree[Array], Float[Array, ""]]:
     """The tilt of a whole run and its deviation, NaN where the law has none."""
-    deviation = jnp.asarray(jnp.nan)
-    if law is None:
-        size = ravel_pytree(problem.y0)[0].size
-        deviation = share * scales.force / jnp.sqrt(size)
-        law = Gaussian(deviation)
+    law, deviation = tilt_law(law, share, problem, scales)
     return law.sample(problem.y0, key=key), deviation
+
+
+def tilt_law(
+    law: AbstractPerturbation | None, share: Number, problem: Problem, scales: Scales
+) -> tuple[AbstractPerturbation, Float[Array, ""]]:
+    """The law of the tilt, by default in natural units, and its deviation."""
+    if law is not None:
+        return law, jnp.asarray(jnp.nan)
+    size = ravel_pytree(problem.y0)[0].size
+    deviation = share * scales.force / jnp.sqrt(size)
+    return Gaussian(deviation), deviation

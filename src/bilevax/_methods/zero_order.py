@@ -87,7 +87,7 @@ class ZeroOrder(AbstractMethod):
 
     def step(self, problem, state, *, step, num_steps, key):
         keys = draws(key)
-        now = problem.draw(keys.sample)
+        now = problem.draw(keys.sample, step)
         scales = state.scales
         share = jr.uniform(keys.segment, (), scales.length.dtype)
         between, ahead = state.drift.propose(now, state.x, share)
