@@ -1,0 +1,1 @@
+"""Adversarial robustness of image classifiers as a bilevel problem."""
