@@ -1,1 +1,1 @@
-"""Adversarial robustness of image classifiers as a bilevel problem."""
+"""Adversarial training as a bilevel problem: networks, attacks, training, scores."""
