@@ -1,4 +1,4 @@
-"""`bilevax solve | explain | certify | compare | experiment`."""
+"""`bilevax solve | explain | certify | compare | experiment | train`."""
 
 import argparse
 import os
@@ -8,14 +8,14 @@ import jax
 
 from .._checkpoint import CheckpointError
 from .._status import BilevelError
-from . import certify, compare, experiment, explain, solve
+from . import certify, compare, experiment, explain, solve, train
 from .problem_file import FileError, in_user_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     options = parser().parse_args(arguments)
-    if options.precision == "float64":
+    if (options.precision or options.usual_precision) == "float64":
         jax.config.update("jax_enable_x64", True)
     try:
         return options.run(options)
@@ -43,16 +43,17 @@ def parser() -> argparse.ArgumentParser:
         prog="bilevax", description="Constrained bilevel optimisation."
     )
     top.add_argument(
-        "--precision", choices=("float64", "float32"), default="float64",
-        help="of all computations (default: float64)",
+        "--precision", choices=("float64", "float32"),
+        help="of all computations (default: float64; float32 for `train`)",
     )  # fmt: skip
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for command in (solve, explain, certify, compare, experiment):
+    for command in (solve, explain, certify, compare, experiment, train):
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(name, help=command.TEXT, description=command.TEXT)
         sub.add_argument("--json", action="store_true", help="machine-readable output")
         sub.set_defaults(
             run=command.run,
+            usual_precision=getattr(command, "PRECISION", "float64"),
             kept=getattr(command, "kept", lambda options: "Nothing was saved."),
         )
         command.add_arguments(sub)

@@ -1,0 +1,139 @@
+"""Adversarial training on CIFAR-10: every method under the same schedule.
+
+    python -m benchmarks.adversarial --data cifar10.npz --plan final --out ROWS.jsonl
+
+One row of JSON per finished run: its settings, clean accuracy, accuracy under PGD-50
+with restarts and under the ensemble, for the last weights and their average, seconds
+per epoch. A row that is there already is not made again, so a killed run goes on with
+the next one. Plan `tune` trains on 45 000 images and scores the other 5 000 of the
+training set; all others train on 50 000 and score the test set once.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bilevax.adversarial.images import Images, load_images, split
+from bilevax.adversarial.settings import Settings
+from bilevax.adversarial.training import score, train
+
+BASE = Settings(dtype="bfloat16", epochs=20)
+HELD_OUT = 5000
+
+
+def change(base: Settings = BASE, **changes) -> Settings:
+    return dataclasses.replace(base, **changes)
+
+
+def tune() -> list[Settings]:
+    """Steps and momentum of DS-BLO, steps of its rivals; on held-out images."""
+    runs = [change(rate=rate) for rate in (0.3, 0.2, 0.5)]
+    runs += [change(momentum=momentum) for momentum in (0.8, 0.95)]
+    runs += [change(segment=False)]
+    runs += [change(method="bilevel-sgd", rate=rate) for rate in (0.3, 0.2)]
+    runs += [change(method="at", rate=rate) for rate in (0.3, 0.2)]
+    return runs
+
+
+def tune_weight() -> list[Settings]:
+    """The implicit weight between 1 and its tied value, watched for a collapse."""
+    runs = [change(implicit_weight=weight) for weight in (1.0, 0.3, 0.1)]
+    return [*runs, change(tied=True)]
+
+
+def tune_second() -> list[Settings]:
+    """Around the best of `tune`, and the step of AT."""
+    runs = [change(rate=0.2, momentum=0.8), change(rate=0.2, momentum=0.5)]
+    return runs + [change(method="at", rate=rate) for rate in (0.2, 0.3)]
+
+
+def equal_time() -> list[Settings]:
+    """DS-BLO and AT for about the same seconds on the test images."""
+    return [change(rate=0.2, momentum=0.8, epochs=40), change(method="at", rate=0.2)]
+
+
+PLANS = {
+    "tune": tune,
+    "tune-second": tune_second,
+    "tune-weight": tune_weight,
+    "equal-time": equal_time,
+}
+
+
+def plan(name: str) -> list[Settings]:
+    return PLANS[name]()
+
+
+def identity(settings: Settings, held_out: int) -> str:
+    return json.dumps(settings.as_row() | dict(held_out=held_out), sort_keys=True)
+
+
+def run(settings: Settings, images: Images, held_out: int) -> dict:
+    began = time.perf_counter()
+    trained = train(images, settings)
+    training = time.perf_counter() - began
+    quick = dict(restarts=1, ensemble=False) if held_out else {}
+    scores = {}
+    for name, model in (("raw", trained.model), ("average", trained.average)):
+        scores[name] = score(model, images, settings, **quick)
+    seconds = [row["seconds"] for row in trained.rows]
+    return dict(
+        settings=settings.as_row(),
+        held_out=held_out,
+        stopped=trained.stopped,
+        collapsed=trained.collapsed,
+        seconds_per_epoch=float(np.median(seconds)),
+        first_epoch=seconds[0],
+        training_seconds=training,
+        scores=scores,
+        epochs=trained.rows,
+        device=jax.devices()[0].device_kind,
+        jax=jax.__version__,
+        identity=identity(settings, held_out),
+    )
+
+
+def brief(row: dict) -> str:
+    shown = {k: v for k, v in row["settings"].items() if v != vars(BASE)[k]}
+    numbers = ", ".join(
+        f"{name} {100 * s['clean']:.2f} / {100 * s['pgd']:.2f}"
+        + (f" / {100 * s['ensemble']:.2f}" if "ensemble" in s else "")
+        for name, s in row["scores"].items()
+    )
+    return f"{shown} {row['seconds_per_epoch']:.2f} s/epoch: {numbers}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True, help="an npz file, or a folder")
+    parser.add_argument("--plan", nargs="+", required=True, choices=PLANS)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=1e9, help="then start no more")
+    parser.add_argument("--epochs", type=int, help="instead of those of the plan")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    rows = options.out.read_text().splitlines() if options.out.exists() else []
+    done = {json.loads(row)["identity"] for row in rows}
+    whole = load_images("cifar10", options.data)
+    for name in options.plan:
+        held_out = HELD_OUT if name.startswith("tune") else 0
+        images = split(whole, held_out) if held_out else whole
+        for settings in plan(name):
+            if options.epochs:
+                settings = change(settings, epochs=options.epochs)
+            late = time.perf_counter() - began > 60 * options.minutes
+            if late or identity(settings, held_out) in done:
+                continue
+            row = run(settings, images, held_out)
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{time.perf_counter() - began:6.0f} s  {brief(row)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

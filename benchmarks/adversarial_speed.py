@@ -1,0 +1,115 @@
+"""Time of an epoch of adversarial training, method by method, in one process.
+
+    python -m benchmarks.adversarial_speed --data cifar10.npz [--model NAME]
+
+Prints a table of seconds per epoch beside clean training and AT, the passes through
+the network that a step of DS-BLO needs with the time of each on its own, peak memory,
+and the seconds to compile.
+"""
+
+import argparse
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from bilevax.adversarial.images import load_images
+from bilevax.adversarial.lower_level import AttackLoss, Linearised
+from bilevax.adversarial.settings import Settings
+from bilevax.adversarial.training import initial_model, train
+
+METHODS = ("clean", "at", "ds-blo", "bilevel-sgd", "ssigd", "trades")
+
+
+def epochs(images, settings: Settings) -> tuple[float, float]:
+    """Seconds of an epoch, and how much longer the first one took."""
+    rows = train(images, settings).rows
+    seconds = [row["seconds"] for row in rows]
+    usual = float(np.median(seconds[1:]))
+    return usual, seconds[0] - usual
+
+
+def timed(function, *arguments, repeats: int = 30) -> float:
+    """Milliseconds per call; calls are chained by the queue of the device."""
+    compiled = eqx.filter_jit(function)
+    jax.block_until_ready(compiled(*arguments))
+    began = time.perf_counter()
+    for _ in range(repeats):
+        out = compiled(*arguments)
+    jax.block_until_ready(out)
+    return 1e3 * (time.perf_counter() - began) / repeats
+
+
+def passes(images, settings: Settings) -> dict[str, float]:
+    """Milliseconds of each pass at the batch size of the settings."""
+    model = initial_model(images, settings)
+    batch = jnp.asarray(images.x_train[: settings.batch_size], jnp.float32) / 255
+    labels = jnp.asarray(images.y_train[: settings.batch_size])
+    loss = AttackLoss(batch, labels)
+    delta = 0.01 * jr.normal(jr.key(0), batch.shape)
+    linear = Linearised(loss, delta, jnp.asarray(0.05))
+
+    def mixed(model, v):
+        along = lambda m: jax.jvp(lambda y: linear(m, y), (delta,), (v,))[1]
+        return jax.grad(along)(model)
+
+    return {
+        "forward": timed(loss, model, delta),
+        "gradient in the image": timed(jax.grad(loss, argnums=1), model, delta),
+        "gradient in weights and image": timed(
+            jax.grad(loss, argnums=(0, 1)), model, delta
+        ),
+        "mixed derivative": timed(mixed, model, delta),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--dataset", default="cifar10")
+    parser.add_argument("--model", default="preact-resnet18")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--epochs", type=int, default=3)
+    options = parser.parse_args()
+    images = load_images(options.dataset, options.data)
+    found = {}
+    for method in METHODS:
+        settings = Settings(
+            method=method,
+            model=options.model,
+            batch_size=options.batch_size,
+            dtype=options.dtype,
+            epochs=options.epochs,
+        )
+        found[method] = epochs(images, settings)
+    print("| method | s / epoch | / clean | / AT | compile, s |")
+    print("|---|---:|---:|---:|---:|")
+    for method, (seconds, compiling) in found.items():
+        ratios = [seconds / found[name][0] for name in ("clean", "at")]
+        print(
+            f"| {method} | {seconds:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} "
+            f"| {compiling:.1f} |"
+        )
+    each = passes(images, settings)
+    steps = len(images.x_train) // options.batch_size
+    print("\n| pass | ms |\n|---|---:|")
+    for name, ms in each.items():
+        print(f"| {name} | {ms:.2f} |")
+    ideal = (
+        2 * each["gradient in the image"]
+        + each["gradient in weights and image"]
+        + each["mixed derivative"]
+    )
+    step = 1e3 * found["ds-blo"][0] / steps
+    print(f"\nA step of DS-BLO: {step:.2f} ms; its four passes alone: {ideal:.2f} ms.")
+    memory = jax.devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in memory:
+        print(f"Peak memory: {memory['peak_bytes_in_use'] / 2**30:.2f} GiB.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""`train`: a robust classifier by the methods and the driver of the library."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from .._history import History
+from .._progress import progress_bar
+from .._solve import solve
+from .batches import ImageBatches
+from .devices import batch_sharding, everywhere
+from .evaluate import evaluate
+from .images import Images
+from .models import build
+from .network import AbstractNetwork
+from .problem import adversarial_problem
+from .recipes import instance_of, method_of
+from .settings import Settings
+
+# Training images on which clean accuracy is watched.
+_WATCHED = 1000
+
+
+@dataclass
+class Trained:
+    """The end of a training run.
+
+    - `model`, `average`: last weights, and the running average of all.
+    - `rows`: one dictionary per epoch.
+    - `stopped`: why it ended; `collapsed` if the guard ended it.
+    """
+
+    model: AbstractNetwork
+    average: Any
+    history: History
+    rows: list[dict]
+    stopped: str
+    collapsed: bool = False
+
+
+@dataclass
+class Watch:
+    """What happens between epochs: rows, the guard, and what the caller wants."""
+
+    images: Images
+    settings: Settings
+    steps_per_epoch: int
+    log: Path | None
+    every_epoch: Callable | None
+    advance: Callable
+    shown: int = 0
+    rows: list[dict] = field(default_factory=list)
+    collapsed: bool = False
+
+    def __call__(self, step, model, value, history: History, average) -> bool:
+        """Called by the driver after every epoch; true ends the run."""
+        epoch, count = step // self.steps_per_epoch, self.steps_per_epoch
+        last = lambda name: float(np.mean(history[name][-count:]))
+        working = np.diff(history.working)[-1]
+        row = dict(
+            epoch=epoch,
+            loss=last("loss"),
+            accuracy=last("accuracy"),
+            free=last("free"),
+            gradient=last("gradient_norm"),
+            clean=self._clean_accuracy(model),
+            seconds=float(working),
+            images_per_second=count * self.settings.batch_size / float(working),
+        )
+        self.collapsed = collapsed(row["accuracy"], row["clean"])
+        if self.every_epoch is not None:
+            row |= self.every_epoch(epoch, model, average, row) or {}
+        self.rows.append(row)
+        text = (
+            f"loss {row['loss']:.3f}  attacked {row['accuracy']:.1%}  clean "
+            f"{row['clean']:.1%}  {row['images_per_second']:,.0f} images/s"
+        )
+        self.advance(epoch - self.shown, text)
+        self.shown = epoch
+        if self.log is not None and jax.process_index() == 0:
+            with open(self.log, "a") as file:
+                file.write(json.dumps(row) + "\n")
+        return self.collapsed or not np.isfinite(row["loss"])
+
+    def _clean_accuracy(self, model) -> float:
+        x, y = self.images.x_train[:_WATCHED], self.images.y_train[:_WATCHED]
+        return float(_accuracy(model, jnp.asarray(x), jnp.asarray(y)))
+
+
+def collapsed(attacked: float, clean: float) -> bool:
+    """Whether attacked images are classified far better than clean ones.
+
+    No attack helps a classifier that it does not control: then the weights have
+    learned to write labels into the perturbation, and robustness is gone.
+    """
+    return attacked > clean + 0.2
+
+
+def train(
+    images: Images,
+    settings: Settings | None = None,
+    *,
+    folder: str | os.PathLike | None = None,
+    progress: bool = False,
+    every_epoch: Callable | None = None,
+    devices: list | None = None,
+    resume: bool = True,
+) -> Trained:
+    """Train a classifier on `images` as `settings` say.
+
+    - `folder`: gets `epochs.jsonl`, a row per epoch, and `checkpoint.npz`, from which
+      the same call goes on if it was interrupted (`resume=False` starts afresh).
+    - `every_epoch(epoch, model, average, row)`: after each epoch; what it returns is
+      added to the row.
+    - `devices`: over which batches are spread; by default all. Every process of a
+      distributed run makes the same call.
+
+    A run ends early when its loss is no number, or when attacked images are classified
+    far better than clean ones (`collapsed`).
+    """
+    settings = Settings() if settings is None else settings
+    steps_per_epoch = len(images.x_train) // settings.batch_size
+    if steps_per_epoch == 0:
+        raise ValueError(
+            f"`batch_size` is {settings.batch_size}, more than the "
+            f"{len(images.x_train)} training images; take a smaller one."
+        )
+    num_steps = settings.epochs * steps_per_epoch
+    devices = jax.devices() if devices is None else devices
+    key = jr.key(settings.seed)
+    model = everywhere(initial_model(images, settings), devices)
+    problem = adversarial_problem(
+        image_batches(images, settings, devices), instance_of(settings)
+    )
+    log, checkpoint = _files(folder, resume)
+    rows = _earlier_rows(log, checkpoint)
+    with progress_bar(
+        settings.epochs, enabled=progress, description="compiling"
+    ) as advance:
+        watch = Watch(images, settings, steps_per_epoch, log, every_epoch, advance)
+        watch.rows += rows
+        found = solve(
+            problem,
+            method_of(settings, model, num_steps),
+            model,
+            key=key,
+            num_steps=num_steps,
+            chunk=steps_per_epoch,
+            average=settings.average,
+            looks=False,
+            polish=False,
+            callback=watch,
+            checkpoint=checkpoint,
+            throw=False,
+        )
+    stopped = found.stopped
+    if watch.collapsed:
+        stopped = (
+            "attacked images were classified far better than clean ones: the weights "
+            "write labels into the perturbation. Raise the implicit weight, or do not "
+            "tie it to the attack step."
+        )
+    return Trained(
+        found.x, found.average, found.history, watch.rows, stopped, watch.collapsed
+    )
+
+
+def initial_model(images: Images, settings: Settings) -> AbstractNetwork:
+    """The network of `settings` for these images, with fresh weights."""
+    # One program instead of one per shape of a weight.
+    return eqx.filter_jit(build)(
+        settings.model,
+        key=jr.fold_in(jr.key(settings.seed), 1),
+        classes=images.classes,
+        channels=images.x_train.shape[-1],
+        mean=images.mean,
+        std=images.std,
+        dtype=settings.dtype,
+        activation=settings.activation,
+        width=settings.width,
+    )
+
+
+def image_batches(images: Images, settings: Settings, devices) -> ImageBatches:
+    """The training images, on all devices, as minibatches."""
+    return ImageBatches(
+        everywhere(jnp.asarray(images.x_train), devices),
+        everywhere(jnp.asarray(images.y_train), devices),
+        settings.batch_size,
+        settings.seed,
+        settings.padding,
+        settings.flip,
+        "float64" if settings.dtype == "float64" else "float32",
+        batch_sharding(devices),
+    )
+
+
+def predict(model: AbstractNetwork, images):
+    """Logits with running statistics, as in evaluation."""
+    return model(images, training=False)[0]
+
+
+def score(
+    model: AbstractNetwork, images: Images, settings: Settings, **options
+) -> dict:
+    """Clean and robust accuracy on the test images; see `evaluate`."""
+    return evaluate(
+        predict,
+        model,
+        jnp.asarray(images.x_test),
+        jnp.asarray(images.y_test),
+        epsilon=settings.epsilon,
+        key=jr.fold_in(jr.key(settings.seed), 2),
+        **options,
+    )
+
+
+@eqx.filter_jit
+def _accuracy(model, images, labels):
+    dtype = jax.tree.leaves(model)[0].dtype
+    logits = predict(model, images.astype(dtype) / 255)
+    return jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+
+
+def _files(folder, resume: bool) -> tuple[Path | None, Path | None]:
+    if folder is None:
+        return None, None
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    log, checkpoint = folder / "epochs.jsonl", folder / "checkpoint.npz"
+    if not resume or not checkpoint.exists():
+        for path in (log, checkpoint):
+            path.unlink(missing_ok=True)
+    return log, checkpoint
+
+
+def _earlier_rows(log: Path | None, checkpoint: Path | None) -> list[dict[str, Any]]:
+    """Rows of the epochs that the checkpoint holds; later ones are cut off."""
+    if log is None or checkpoint is None or not checkpoint.exists():
+        return []
+    from .._checkpoint import load
+
+    done = len(load(checkpoint)[0]["history_evaluated_at"]) - 1
+    rows = [json.loads(line) for line in log.read_text().splitlines()[:done]]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
