@@ -64,12 +64,32 @@ def test_differences_are_unbiased():
     # gradient of F itself.
     assert e.margin > 20 * radius
     draw = lambda key: difference(problem, x, radius, key, e.lower)
-    draws = jax.jit(jax.vmap(draw))(jr.split(jr.key(0), 4000))
+    draws, _ = jax.jit(jax.vmap(draw))(jr.split(jr.key(0), 4000))
     spread = np.std(draws.grad, axis=0) / np.sqrt(4000)
     assert np.all(np.abs(np.mean(draws.grad, axis=0) - e.grad) < 4.5 * spread)
     # Each draw is 10 <grad, w> w, so its squared length is 10 |grad|^2 on average.
     square = np.mean(np.sum(draws.grad**2, axis=1))
     np.testing.assert_allclose(square, 10 * np.sum(e.grad**2), rtol=0.1)
+
+
+def test_values_alone_leave_the_corner_of_an_empty_lower_level():
+    # 0 <= y <= 2 - x: empty where an entry of x is above 2.
+    eye, zeros = np.eye(2), np.zeros((2, 2))
+    problem = bx.Problem(
+        lambda x, y: jnp.sum(y**2) + jnp.sum((x - 1) ** 2),
+        lambda x, y: 0.5 * jnp.sum((y - 1) ** 2),
+        bx.Polyhedron(
+            A=np.concatenate([eye, -eye]),
+            B=np.concatenate([eye, zeros]),
+            b=np.array([2.0, 2.0, 0.0, 0.0]),
+        ),
+    )
+    s = bx.solve(
+        problem, bx.ZeroOrder(), np.array([7.0, 5.0]), key=jr.key(0), polish=False
+    )
+    assert s.success
+    assert np.any(s.history["recovered"] > 0)
+    np.testing.assert_allclose(s.x, 1.5, atol=1e-2)
 
 
 @functools.cache

@@ -7,10 +7,9 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from .._feasible import onto_domain
+from .._feasible import moves, onto_allowed, onto_domain
 from .._implicit import Evaluation
-from .._lower.base import LowerSolution
-from .._lower.choose import checked_solver
+from .._lower.base import LowerSolution, run_if
 from .._problem import Problem
 from .._status import Status, first_failure
 from .base import (
@@ -21,11 +20,11 @@ from .base import (
     falling,
     number,
     report,
+    tree_norm,
 )
 from .clipped import Drift, standing_still
-from .oracle import gradient_at
 from .pigd import check_clip, clipped_lengths
-from .search import select
+from .search import Work, evaluation, select, value_at
 
 
 class ZeroOrderState(eqx.Module):
@@ -63,9 +62,10 @@ class ZeroOrder(AbstractMethod):
     variant).
 
     Deviations: lengths and the radius fall by default; the two points are projected on
-    the domain of `x`, so that near its boundary `v` is too short; the last iterate is
-    returned unless a random one is asked for, where the theory returns the mean of a
-    random block (`state.drift.mean` is the last one).
+    the domain of `x`, and on where the lower level has a point, as is `x+` when one of
+    them was: `v` is a gradient of `F` after the projection, too short near a boundary;
+    the last iterate is returned unless a random one is asked for, where the theory
+    returns the mean of a random block (`state.drift.mean` is the last one).
 
     Reconstruction: the loop around the difference, and the default constants.
     """
@@ -96,59 +96,52 @@ class ZeroOrder(AbstractMethod):
             radius = falling(self.first_radius, self.radius_decay, step, num_steps)
             radius = radius * scales.length
 
-        evaluate = lambda x, warm: difference(now, x, radius, keys.direction, warm)
-        oracle = gradient_at(now, between, ahead, state.lower, evaluate)
-        e, usable = oracle.e, oracle.usable
+        e, work = difference(now, between, radius, keys.direction, state.lower)
+        usable = jnp.isfinite(e.value) & jnp.isfinite(tree_norm(e.grad))
         grad = jax.tree.map(lambda g: jnp.where(usable, g, 0), e.grad)
-        x = select(usable | oracle.recovered, oracle.ahead, state.x)
+        outside = work.recovered > 0
+        if moves(now):
+            ahead = run_if(outside, lambda x: onto_allowed(now, x), ahead)
+        x = select(usable, ahead, state.x)
         reach = falling(self.first_step, self.decay, step, num_steps)
         size = ravel_pytree(state.x)[0].size
         bound = scales.slope * jnp.sqrt(size)
         clip, eta = clipped_lengths(self, scales, reach, bound)
         moved = jax.tree.map(jnp.subtract, x, state.x)
-        drift = state.drift.update(
-            moved, oracle.at, grad, usable, eta, clip, self.block
-        )
+        at = select(outside, ahead, between)
+        drift = state.drift.update(moved, at, grad, usable, eta, clip, self.block)
         record = report(
             problem,
             e,
             state.lower,
             state.x,
             x,
-            lower_solves=2 + 2 * oracle.recovered,
-            recovered=oracle.recovered,
-            upper_gradients=0,
-            hessian_products=0,
-            linear_solves=0,
+            **work.entries(),
         )
         return ZeroOrderState(x, e.lower, scales, drift), record
 
 
 def difference(
     problem: Problem, x: PyTree[Array], radius, key, warm: LowerSolution
-) -> Evaluation:
+) -> tuple[Evaluation, Work]:
     """A central difference of `F` along a random unit vector, times `dim x`.
 
-    The value is the mean of the two, and the lower-level solution the second one.
+    The value is the mean of the two, and the lower-level solution the second one. A
+    point with an empty lower level is replaced by the nearest allowed one.
     """
     flat, unravel = ravel_pytree(x)
     w = jr.normal(key, flat.shape, flat.dtype)
     w = w / jnp.linalg.norm(w)
-    solver = checked_solver(problem, None, False)
 
-    def value_at(warm, sign):
+    def side(warm, sign):
         point = onto_domain(problem, unravel(flat + sign * radius * w))
-        lower = solver(problem, point, warm)
-        value = problem.upper_value(point, lower.y)[0]
-        value = jnp.where(lower.success, value, jnp.nan)
-        return lower, (value, lower.status, lower.iterations)
+        point = value_at(problem, point, warm)
+        return point.lower, (point.value, point.lower.status, point.work)
 
     # One site of the solver in the program; the second solve starts from the first.
     signs = jnp.asarray([1.0, -1.0], flat.dtype)
-    lower, (values, statuses, work) = jax.lax.scan(value_at, warm, signs)
-    lower = eqx.tree_at(
-        lambda s: s.iterations, lower, jax.tree.map(lambda n: jnp.sum(n), work)
-    )
+    lower, (values, statuses, work) = jax.lax.scan(side, warm, signs)
+    work = jax.tree.map(jnp.sum, work)
     pair = [jax.tree.map(lambda leaf, i=i: leaf[i], statuses) for i in range(2)]
     value = jnp.mean(values)
     status = first_failure(
@@ -156,4 +149,4 @@ def difference(
         Status.where(jnp.isfinite(value), Status.successful, Status.non_finite),
     )
     slope = flat.size * (values[0] - values[1]) / (2 * radius)
-    return Evaluation(value, None, unravel(slope * w), lower, status, None)
+    return evaluation(value, unravel(slope * w), lower, status), work
