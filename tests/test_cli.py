@@ -41,6 +41,8 @@ def test_solve_prints_and_speaks_json(good, capsys, tmp_path):
     text = capsys.readouterr().out
     assert "F = " in text
     assert "before the polish" in text
+    assert "300 lower_solves" in text
+    assert " 0 " not in text
 
 
 def test_explain_and_certify(good, capsys):
@@ -49,9 +51,19 @@ def test_explain_and_certify(good, capsys):
     assert main(["explain", good, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["status"] == "successful"
     assert main(["certify", good, "--radius", "0.01", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["measure"] == pytest.approx(
-        1.5, abs=0.01
-    )
+    told = json.loads(capsys.readouterr().out)
+    assert told["measure"] == pytest.approx(1.5, abs=0.01)
+    assert told["x"] == [[2.0]]
+    assert main(["certify", good]) == 0
+    assert "x = [2.]" in capsys.readouterr().out
+
+
+def test_the_help_of_an_experiment_has_every_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["experiment", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for default in ("results/numerical", "5", "100", "7", "10,50"):
+        assert f"(default: {default})" in text
 
 
 @pytest.mark.parametrize(

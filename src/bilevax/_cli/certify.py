@@ -7,6 +7,7 @@ import jax
 
 from .._certificate import Certificate, certify
 from .problem_file import add_file, load
+from .text import as_lists, short
 
 TEXT = "how far x0 is from stationary"
 
@@ -28,7 +29,11 @@ def run(options) -> int:
         key=jax.random.key(options.seed),
         num_samples=options.samples,
     )
-    print(json.dumps(certificate_as_json(found)) if options.json else found)
+    if options.json:
+        print(json.dumps(dict(x=as_lists(names["x0"])) | certificate_as_json(found)))
+    else:
+        print(f"x = {short(names['x0'])}")
+        print(found)
     return 0
 
 

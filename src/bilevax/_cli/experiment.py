@@ -11,12 +11,23 @@ TEXT = "an experiment of the paper"
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("name", choices=("numerical",))
-    sub.add_argument("--out", default="results/numerical", metavar="FOLDER")
-    sub.add_argument("--seeds", type=int, default=5)
-    sub.add_argument("--steps", type=int, default=100)
-    sub.add_argument("--tune", type=int, default=7, metavar="N", help="trials of steps")
+    default = "(default: %(default)s)"
     sub.add_argument(
-        "--sizes", default="10,50", help="dimensions of both levels (10 and 50)"
+        "--out", default="results/numerical", metavar="FOLDER",
+        help=f"where rows and the report go {default}",
+    )  # fmt: skip
+    sub.add_argument(
+        "--seeds", type=int, default=5, help=f"runs per problem and method {default}"
+    )
+    sub.add_argument(
+        "--steps", type=int, default=100, help=f"most steps of a run {default}"
+    )
+    sub.add_argument(
+        "--tune", type=int, default=7, metavar="N",
+        help=f"trials per method for its step {default}",
+    )  # fmt: skip
+    sub.add_argument(
+        "--sizes", default="10,50", help=f"dimensions of both levels {default}"
     )
 
 

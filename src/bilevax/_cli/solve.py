@@ -4,15 +4,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 
 from .._methods.ds_blo import DSBLO
 from .._solve import Solution, solve
 from .certify import certificate_as_json
 from .problem_file import add_file, load
+from .text import as_lists, short
 
 TEXT = "minimise F from the x0 of a file"
 
@@ -74,19 +73,11 @@ def print_solution(solution: Solution) -> None:
         values = ", ".join(f"{s.value:.6g}" for s in solution.starts)
         print(f"starts: {values}")
     totals = solution.history.totals
-    print("work: " + ", ".join(f"{n} {name}" for name, n in totals.items()))
+    print("work: " + ", ".join(f"{n} {name}" for name, n in totals.items() if n))
     if solution.certificate is not None:
         print(solution.certificate)
     if solution.message:
         print(solution.message)
-
-
-def short(tree: Any) -> str:
-    leaves = jax.tree.leaves(tree)
-    shown = [
-        np.array2string(np.asarray(leaf), precision=6, threshold=20) for leaf in leaves
-    ]
-    return shown[0] if len(shown) == 1 else ", ".join(shown)
 
 
 def solution_as_json(solution: Solution) -> dict:
@@ -109,7 +100,3 @@ def solution_as_json(solution: Solution) -> dict:
         ),
         certificate=None if certificate is None else certificate_as_json(certificate),
     )
-
-
-def as_lists(tree: Any) -> list:
-    return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(tree)]
