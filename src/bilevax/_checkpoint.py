@@ -25,7 +25,12 @@ class CheckpointError(ValueError):
 
 
 def save(path: str | os.PathLike, arrays: dict[str, np.ndarray], meta: dict) -> None:
-    """Write atomically: a temporary file, flushed to disk, then renamed."""
+    """Write atomically: a temporary file, flushed to disk, then renamed.
+
+    Of the processes of a distributed run the first one writes.
+    """
+    if jax.process_index() != 0:
+        return
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"format": FORMAT, **meta}, sort_keys=True)
@@ -89,9 +94,12 @@ def fingerprint(tree: Any) -> str:
 
 
 def flatten(tree: Any, prefix: str) -> dict[str, np.ndarray]:
-    """The array leaves of `tree`, numbered in JAX order."""
+    """The array leaves of `tree`, numbered in JAX order.
+
+    Of a distributed run all processes take part, since each holds a part of the whole.
+    """
     leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
-    return {f"{prefix}{i}": np.asarray(_plain(leaf)) for i, leaf in enumerate(leaves)}
+    return {f"{prefix}{i}": _whole(_plain(leaf)) for i, leaf in enumerate(leaves)}
 
 
 def unflatten(arrays: dict[str, np.ndarray], prefix: str, like: Any) -> Any:
@@ -108,6 +116,14 @@ def unflatten(arrays: dict[str, np.ndarray], prefix: str, like: Any) -> Any:
             )
         new.append(_restored(stored, leaf))
     return eqx.combine(structure.unflatten(new), static)
+
+
+def _whole(leaf) -> np.ndarray:
+    if leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return np.asarray(leaf)
+    from jax.experimental.multihost_utils import process_allgather
+
+    return np.asarray(process_allgather(leaf, tiled=True))
 
 
 def _plain(leaf):

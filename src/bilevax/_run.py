@@ -112,13 +112,14 @@ class Run:
             history = history.evaluated(step, e.value, seconds, working)
             if has_value(e.status) and not e.value > best[1].value:
                 best = (x, e)
+            early = self._reason_to_stop(x, e, history, scales, seconds)
+            if self._callback_stops(step, x, e.value, history, mean):
+                early = "the callback asked"
+            # After the callback, so that what it wrote covers what is saved.
             if self.checkpoint is not None:
                 recovering = problem is self.problem
                 tree = (state, kept, best[0], mean)
                 self._save(tree, history, step, seconds, recovering)
-            early = self._reason_to_stop(x, e, history, scales, seconds)
-            if self._callback_stops(step, x, e.value, history, mean):
-                early = "the callback asked"
             if early:
                 reason = early
                 self.tick(self.num_steps - step)
@@ -262,13 +263,15 @@ def advance(
     def body(carry):
         dynamic, kept, mean, records, t = carry
         state, record = step(eqx.combine(dynamic, static), t)
+        # Before anything looks at `x`: a method may compute in a higher precision.
+        dynamic = _like(eqx.filter(state, eqx.is_array), dynamic)
+        state = eqx.combine(dynamic, static)
         records = jax.tree.map(
             lambda column, entry: column.at[t - first].set(entry), records, record
         )
         kept = jax.tree.map(lambda a, b: jnp.where(t == chosen, a, b), state.x, kept)
         if average is not None:
             mean = average.update(mean, state.x, t)
-        dynamic = _like(eqx.filter(state, eqx.is_array), dynamic)
         return dynamic, kept, mean, records, t + 1
 
     carry = (dynamic, kept, mean, blank_records(shapes, size), first)

@@ -1,0 +1,112 @@
+"""Training on real images, small enough for a CPU: scikit-learn's digits."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from bilevax._cli.main import main
+from bilevax.adversarial.images import load_images
+from bilevax.adversarial.settings import Settings
+from bilevax.adversarial.training import initial_model, score, train
+
+SETTINGS = Settings(
+    model="small",
+    epsilon=0.15,
+    epochs=15,
+    batch_size=50,
+    rate=0.2,
+    padding=0,
+    flip=False,
+    average=0.9,
+)
+ROBUST = ("ds-blo", "ssigd", "pigd", "bilevel-sgd", "at", "trades", "fast-at")
+
+
+@pytest.fixture(scope="module")
+def images():
+    digits = load_images("digits")
+    return dataclasses.replace(
+        digits, x_train=digits.x_train[:500], y_train=digits.y_train[:500]
+    )
+
+
+def robust_accuracy(model, images):
+    found = score(model, images, SETTINGS, restarts=1, pgd_steps=20, ensemble=False)
+    return found["pgd"]
+
+
+@pytest.fixture(scope="module")
+def baselines(images):
+    untrained = initial_model(images, SETTINGS)
+    clean = train(images, dataclasses.replace(SETTINGS, method="clean"))
+    assert clean.rows[-1]["clean"] > 0.9
+    return [robust_accuracy(model, images) for model in (untrained, clean.model)]
+
+
+@pytest.mark.parametrize("method", ROBUST)
+def test_training_against_attacks_withstands_them(method, images, baselines):
+    trained = train(images, dataclasses.replace(SETTINGS, method=method))
+    assert not trained.collapsed
+    assert len(trained.rows) == SETTINGS.epochs
+    assert trained.rows[-1]["loss"] < trained.rows[0]["loss"]
+    for model in (trained.model, trained.average):
+        assert robust_accuracy(model, images) > max(baselines) + 0.1
+
+
+def same(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+def test_an_interrupted_training_ends_as_if_it_had_not_been(images, tmp_path):
+    settings = dataclasses.replace(SETTINGS, epochs=4)
+    whole = train(images, settings, folder=tmp_path / "whole")
+
+    def interrupt(epoch, model, average, row):
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        train(images, settings, folder=folder, every_epoch=interrupt)
+    again = train(images, settings, folder=folder)
+    assert same((whole.model, whole.average), (again.model, again.average))
+    timeless = lambda rows: [
+        {k: v for k, v in row.items() if k not in ("seconds", "images_per_second")}
+        for row in rows
+    ]
+    assert timeless(again.rows) == timeless(whole.rows)
+    lines = (folder / "epochs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3, 4]
+    # Another seed is another run, and the checkpoint is not its own.
+    with pytest.raises(ValueError, match="belongs to another run"):
+        train(images, dataclasses.replace(settings, seed=1), folder=folder)
+
+
+def test_a_batch_larger_than_the_data_is_a_mistake(images):
+    with pytest.raises(ValueError, match="more than the 500 training images"):
+        train(images, dataclasses.replace(SETTINGS, batch_size=501))
+
+
+def test_the_command_trains_scores_and_draws(tmp_path, capsys):
+    command = [
+        "train", "--json", "--dataset", "digits", "--model", "small", "--epsilon",
+        "1/8", "--epochs", "2", "--batch-size", "100", "--padding", "0", "--no-flip",
+        "--held-out", "300", "--restarts", "1", "--no-ensemble", "--out", str(tmp_path),
+    ]  # fmt: skip
+    assert main(command) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["epsilon"] == 0.125
+    assert result["reading"] == "added"
+    assert result["average"]["images"] == 300
+    assert 0 <= result["raw"]["pgd"] <= result["raw"]["clean"] <= 1
+    assert (tmp_path / "curves.svg").stat().st_size > 1000
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+
+
+def test_missing_data_is_a_sentence(tmp_path, capsys):
+    assert main(["train", "--data", str(tmp_path), "--out", str(tmp_path / "o")]) == 1
+    assert "cifar" in capsys.readouterr().err.lower()
