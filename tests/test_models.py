@@ -393,7 +393,7 @@ def test_the_small_network_learns_digits():
     trained = eqx.combine(weights, statistics)
     images = jnp.asarray(digits.x_test, jnp.float32) / 255
     logits, _ = call(trained, images, False)
-    assert np.mean(np.argmax(logits, -1) == digits.y_test) > 0.93
+    assert np.mean(np.argmax(logits, -1) == digits.y_test) > 0.9
 
 
 SHARDED = """
