@@ -48,20 +48,28 @@ def tune_weight() -> list[Settings]:
 
 def tune_second() -> list[Settings]:
     """Around the best of `tune`, and the step of AT."""
-    runs = [change(rate=0.2, momentum=0.8), change(rate=0.2, momentum=0.5)]
-    return runs + [change(method="at", rate=rate) for rate in (0.2, 0.3)]
+    pairs = ((0.2, 0.5), (0.2, 0.8), (0.1, 0.5))
+    runs = [change(rate=rate, momentum=momentum) for rate, momentum in pairs]
+    return [*runs, change(method="at", rate=0.2)]
 
 
-def equal_time() -> list[Settings]:
-    """DS-BLO and AT for about the same seconds on the test images."""
-    return [change(rate=0.2, momentum=0.8, epochs=40), change(method="at", rate=0.2)]
+def tune_third() -> list[Settings]:
+    """Less momentum at the same effective step `rate / (1 - momentum)`."""
+    pairs = ((1.0, 0.5), (0.4, 0.8))
+    return [change(rate=rate, momentum=momentum) for rate, momentum in pairs]
+
+
+def long() -> list[Settings]:
+    """DS-BLO for as many seconds as AT, on the test images."""
+    return [change(rate=0.2, epochs=40)]
 
 
 PLANS = {
     "tune": tune,
     "tune-second": tune_second,
     "tune-weight": tune_weight,
-    "equal-time": equal_time,
+    "tune-third": tune_third,
+    "long": long,
 }
 
 
@@ -108,14 +116,50 @@ def brief(row: dict) -> str:
     return f"{shown} {row['seconds_per_epoch']:.2f} s/epoch: {numbers}"
 
 
+def table(rows: list[dict]) -> str:
+    """Rows as Markdown."""
+    head = ("method", "model", "eps", "epochs", "step", "momentum", "segment", "seed")
+    numbers = [
+        f"{name} {kind}"
+        for name in ("raw", "average")
+        for kind in ("SA", "RA", "ensemble")
+    ]
+    lines = [
+        "| " + " | ".join((*head, *numbers, "s / epoch")) + " |",
+        "|---" * len(head) + "|---:" * (len(numbers) + 1) + "|",
+    ]
+    for row in rows:
+        s = row["settings"]
+        cells = [
+            s["method"], s["model"], f"{round(255 * s['epsilon'])}/255",
+            s["epochs"], f"{s['rate'] / (1 - s['momentum']):.3g}", s["momentum"],
+            "yes" if s["segment"] and s["method"] == "ds-blo" else "no", s["seed"],
+        ]  # fmt: skip
+        for name in ("raw", "average"):
+            scores = row["scores"][name]
+            cells += [
+                f"{100 * scores[kind]:.2f}" if kind in scores else "–"
+                for kind in ("clean", "pgd", "ensemble")
+            ]
+        cells.append(f"{row['seconds_per_epoch']:.2f}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="an npz file, or a folder")
-    parser.add_argument("--plan", nargs="+", required=True, choices=PLANS)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", type=Path, help="print these rows, run nothing")
+    parser.add_argument("--data", help="an npz file, or a folder")
+    parser.add_argument("--plan", nargs="+", default=[], choices=PLANS)
+    parser.add_argument("--out", type=Path, default=Path("results/adversarial.jsonl"))
     parser.add_argument("--minutes", type=float, default=1e9, help="then start no more")
     parser.add_argument("--epochs", type=int, help="instead of those of the plan")
     options = parser.parse_args()
+    if options.table is not None:
+        lines = options.table.read_text().splitlines()
+        print(table([json.loads(line) for line in lines]))
+        return
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     rows = options.out.read_text().splitlines() if options.out.exists() else []
     done = {json.loads(row)["identity"] for row in rows}
