@@ -1,6 +1,7 @@
 """Adversarial training as a bilevel problem: its lower level and its derivative."""
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,6 +12,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import bilevax as bx
+from bilevax._methods.base import Scales
 from bilevax.adversarial.batches import Batch, ImageBatches
 from bilevax.adversarial.lower_level import AttackLoss
 from bilevax.adversarial.models import build
@@ -30,6 +32,7 @@ from bilevax.adversarial.training import collapsed
 KEY = jr.key(0)
 EPSILON = 0.1
 CLASSES = 4
+SCALES = Scales(*jnp.ones(3))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,7 @@ def batch():
 
 
 def bilevel(**changes):
-    options = (
+    options: Any = (
         dict(epsilon=EPSILON, attack_step=3.0, implicit_weight=None, steps=0) | changes
     )
     return Bilevel(**options)
@@ -150,7 +153,7 @@ def test_a_tilt_moves_the_perturbation_by_its_length_over_the_curvature(model, b
     plain = bx.hypergradient(problem, model)
     q = 1e-3 * jr.normal(KEY, batch.images.shape)
     tilted = bx.hypergradient(problem.perturbed(q), model)
-    box = problem.constraints
+    box: Any = problem.constraints
     # Where neither reaches a bound, the shift is `-a q`.
     inner = lambda y: (y > box.lower) & (y < box.upper)
     free = inner(plain.lower.y) & inner(tilted.lower.y)
@@ -164,7 +167,7 @@ def test_an_image_keeps_its_tilt_wherever_it_is_drawn(model, batch):
     method = bx.SSIGD(step_size=0.1, perturbation=bx.Gaussian(1.0))
     problem = bilevel()(batch)
     e = bx.hypergradient(problem, model)
-    state = method.init(problem, model, e.lower, None, key=KEY)
+    state = method.init(problem, model, e.lower, SCALES, key=KEY)
     other = bilevel()(eqx.tree_at(lambda b: b.rows, batch, jnp.array([4, 1, 9, 0, 3])))
     a, b = method._members_tilt(problem, state), method._members_tilt(other, state)
     np.testing.assert_array_equal(a[4], b[0])
@@ -194,7 +197,8 @@ def test_absorbing_moves_statistics_alone(model, batch):
 def test_sign_steps_are_those_of_madry(model, batch):
     problem = Madry(EPSILON, steps=3, step_size=0.03)(batch)
     y = np.asarray(problem.y0)
-    low, high = problem.constraints.lower, problem.constraints.upper
+    box: Any = problem.constraints
+    low, high = box.lower, box.upper
     loss = AttackLoss(batch.images, batch.labels)
     for _ in range(3):
         slope = jax.grad(loss, argnums=1)(model, jnp.asarray(y))
@@ -236,12 +240,15 @@ def test_every_image_comes_once_per_epoch():
 
 def test_rates_rise_and_fall_as_they_say():
     rate = learning_rate("triangular", 0.3, 100, 0.4)
-    found = [float(rate(t)) for t in (0, 20, 40, 70, 100)]
+    found = [np.asarray(rate(t)) for t in (0, 20, 40, 70, 100)]
     np.testing.assert_allclose(found, [0, 0.15, 0.3, 0.15, 0], atol=1e-7)
     drops = learning_rate("piecewise", 1.0, 100)
-    np.testing.assert_allclose([drops(0), drops(60), drops(90)], [1, 0.1, 0.01])
+    np.testing.assert_allclose(
+        [np.asarray(drops(t)) for t in (0, 60, 90)], [1, 0.1, 0.01]
+    )
     settings = Settings(rate=0.3, momentum=0.9)
-    gamma2 = method_of(settings, None, 100).gamma2
+    method: Any = method_of(settings, None, 100)
+    gamma2 = method.gamma2
     assert 1 / float(gamma2(40)) == pytest.approx(3.0)
     with pytest.raises(ValueError, match="no schedule"):
         learning_rate("square", 1.0, 10)
@@ -251,6 +258,7 @@ def test_settings_say_what_is_wrong_with_them():
     assert fraction("8/255") == 8 / 255
     assert Settings(epsilon=16 / 255).step_of_attack == 2000 / 255
     assert Settings().step_of_attack == 5000 / 255
+    wrong: Any
     for wrong, text in (
         (dict(method="adam"), "`method` is one of"),
         (dict(epsilon=8.0), "units of the pixel range"),
