@@ -128,7 +128,7 @@ class Run:
             x, e = self._look(kept)
         elif self.looks:
             x, e = self._look(state.x)
-        if not has_value(e.status):
+        if self.looks and not has_value(e.status):
             reason = "the last iterate has no answer, the best one seen is returned"
             x, e = best
         return End((x, e), best, history, reason, float(scales.length), mean)
