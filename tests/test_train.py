@@ -9,7 +9,7 @@ import pytest
 
 from bilevax._cli.main import main
 from bilevax.adversarial.images import load_images
-from bilevax.adversarial.settings import Settings
+from bilevax.adversarial.settings import METHODS, Settings
 from bilevax.adversarial.training import initial_model, score, train
 
 SETTINGS = Settings(
@@ -22,7 +22,7 @@ SETTINGS = Settings(
     flip=False,
     average=0.9,
 )
-ROBUST = ("ds-blo", "ssigd", "pigd", "bilevel-sgd", "at", "trades", "fast-at")
+ROBUST = tuple(method for method in METHODS if method != "clean")
 
 
 @pytest.fixture(scope="module")

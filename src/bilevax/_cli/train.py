@@ -35,7 +35,6 @@ _TEXTS = dict(
     "or of the tilt itself",
     radius="of the shift of PIGD, as a share of the norm of the weights",
     average="decay of the average of the weights",
-    segment="take gradients at a random point between two iterates, as in the paper",
     dtype="in which convolutions compute",
 )
 _CHOICES = dict(

@@ -49,9 +49,10 @@ def method_of(settings: Settings, model, num_steps: int) -> AbstractMethod:
     s = settings
     shape = _shape(s.schedule, num_steps, s.peak_at)
     law = Gaussian(s.tilt_deviation)
-    if s.method == "ds-blo":
+    if s.method in ("ds-blo", "tilted-momentum"):
         gamma2 = InverseRate(shape, s.rate, s.momentum)
-        return DSBLO(s.gamma1, gamma2, s.momentum, perturbation=law, segment=s.segment)
+        segment = s.method == "ds-blo"
+        return DSBLO(s.gamma1, gamma2, s.momentum, perturbation=law, segment=segment)
     optimiser = _sgd(shape, s.rate, s.momentum)
     if s.method == "ssigd":
         return SSIGD(perturbation=law, optimiser=optimiser)

@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 
-METHODS = ("ds-blo", "ssigd", "pigd", "bilevel-sgd", "at", "trades", "fast-at", "clean")
 # The methods whose gradient passes through the attack.
-BILEVEL = ("ds-blo", "ssigd", "pigd", "bilevel-sgd")
+BILEVEL = ("ds-blo", "tilted-momentum", "ssigd", "pigd", "bilevel-sgd")
+METHODS = (*BILEVEL, "at", "trades", "fast-at", "clean")
 READINGS = ("added", "tilt")
 
 
@@ -13,14 +13,15 @@ READINGS = ("added", "tilt")
 class Settings:
     """A run of `train`.
 
-    - `method`: one of `METHODS`. "bilevel-sgd" is the bilevel gradient with plain
-      momentum (the recipe of Fast-BAT); "clean" trains without an attack.
+    - `method`: one of `METHODS`. "tilted-momentum" is DS-BLO with gradients at the
+      iterate itself, which is not the method of the paper; "bilevel-sgd" is the bilevel
+      gradient with plain momentum (the recipe of Fast-BAT); "clean" trains without an
+      attack.
     - `epsilon`: radius of the attack, in units of the pixel range [0, 1].
     - `rate`, `schedule`: peak of the learning rate of SGD, and how it moves. DS-BLO
       averages gradients instead of adding them up, so its `1 / gamma2` is the rate
       over `1 - momentum`.
-    - `gamma1`, `segment`: of DS-BLO; `segment=False` takes gradients at the iterate
-      and is not the method of the paper.
+    - `gamma1`: of DS-BLO.
     - `attack_step`: length of a plain step of the bilevel attack; by default 5000/255,
       and 2000/255 for epsilon above 8/255.
     - `attack_steps`: of the first attack of bilevel methods (1), or of AT and TRADES
@@ -46,7 +47,6 @@ class Settings:
     weight_decay: float = 5e-4
     label_smoothing: float = 0.0
     gamma1: float = 0.01
-    segment: bool = True
     attack_step: float | None = None
     attack_steps: int | None = None
     sign_step: float | None = None
