@@ -184,6 +184,8 @@ def test_a_lower_level_can_be_built_around_each_x():
     np.testing.assert_allclose(e.lower.y, (x + jnp.round(x)) / 2, atol=1e-12)
     slope = (e.lower.y - CENTRE) + 0.2 * x
     np.testing.assert_allclose(e.grad, slope, atol=1e-12)
+    turned = jax.jacobian(lambda x: bx.solution_map(local, x))(x)
+    np.testing.assert_allclose(turned, jnp.eye(2) / 2, atol=1e-12)
     q = jnp.array([0.1, 0.2])
     tilted = bx.hypergradient(local.perturbed(q).perturbed(q), x)
     np.testing.assert_allclose(tilted.lower.y, e.lower.y - q / 2, atol=1e-12)

@@ -133,7 +133,8 @@ class Problem(AbstractProblem):
         """The same problem with a lower level that was built around `x`."""
         if not isinstance(self.lower, AbstractLocalLower):
             return self
-        return eqx.tree_at(lambda p: p.lower, self, self.lower.at(x))
+        lower = self.lower.at(jax.lax.stop_gradient(x))
+        return eqx.tree_at(lambda p: p.lower, self, lower)
 
     def perturbed(self, q: PyTree[Array]) -> "Problem":
         """The same problem with `<q, y>` added to the lower objective."""
@@ -252,7 +253,7 @@ class AbstractLocalLower(eqx.Module):
         """The lower objective `(x, y) -> g` around `x`."""
 
     def __call__(self, x, y):
-        return self.at(x)(x, y)
+        return self.at(jax.lax.stop_gradient(x))(x, y)
 
 
 class _Tilted(eqx.Module):

@@ -35,9 +35,10 @@ def solution_map(
             f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
         )
     x = checked_point(problem, x)
+    adjoint = problem.adjoint if adjoint is None else adjoint
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
     solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
-    problem = _with_open_closures(problem, x)
+    problem = _with_open_closures(problem.localised(x), x)
     y, lam, _ = _primal_dual((problem, x), solver, adjoint)
     return (y, lam) if multipliers else y
 
