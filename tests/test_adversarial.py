@@ -256,6 +256,8 @@ def test_rates_rise_and_fall_as_they_say():
 
 def test_settings_say_what_is_wrong_with_them():
     assert fraction("8/255") == 8 / 255
+    with pytest.raises(ValueError, match="divides by zero"):
+        fraction("1/0")
     assert Settings(epsilon=16 / 255).step_of_attack == 2000 / 255
     assert Settings().step_of_attack == 5000 / 255
     wrong: Any
@@ -263,6 +265,10 @@ def test_settings_say_what_is_wrong_with_them():
         (dict(method="adam"), "`method` is one of"),
         (dict(epsilon=8.0), "units of the pixel range"),
         (dict(epochs=0), "at least 1"),
+        (dict(momentum=1.0), "momentum"),
+        (dict(rate=float("nan")), "`rate` is a positive number"),
+        (dict(implicit_weight=0.0), "`implicit_weight` is a positive"),
+        (dict(variance=-1.0), "not negative"),
     ):
         with pytest.raises(ValueError, match=text):
             Settings(**wrong)

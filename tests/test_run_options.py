@@ -136,6 +136,40 @@ def test_without_looks_a_failure_still_surfaces():
     assert s.status_name == "non_finite"
 
 
+def test_a_finished_run_without_looks_is_found_again(tmp_path):
+    # Steps that overshoot, so that the last iterate is not the best one seen.
+    method, path = bx.GradientDescent(optax.sgd(0.95)), tmp_path / "run.npz"
+    options: Any = dict(
+        key=KEY, num_steps=10, chunk=5, looks=False, checkpoint=path, average=0.5
+    )
+    first, again = (
+        bx.solve(problem(), method, jnp.full(2, 0.5), **options) for _ in range(2)
+    )
+    np.testing.assert_array_equal(first.x, again.x)
+    assert first.value == again.value
+    for change in (dict(average=0.6), dict(looks=True)):
+        with pytest.raises(bx.CheckpointError, match="another run"):
+            bx.solve(problem(), method, jnp.full(2, 0.5), **(options | change))
+    other = bx.GradientDescent(optax.sgd(0.5))
+    with pytest.raises(bx.CheckpointError, match="another run"):
+        bx.solve(problem(), other, jnp.full(2, 0.5), **options)
+
+
+def test_what_is_no_optimiser_is_a_mistake():
+    wrong: Any
+    for wrong in (0.1, "sgd"):
+        for kind in (bx.GradientDescent, bx.SSIGD, bx.PIGD):
+            with pytest.raises(ValueError, match="optax optimiser"):
+                kind(optimiser=wrong)
+
+
+def test_curvatures_are_positive():
+    for kind in (bx.ClosedForm, bx.ScaledIdentity):
+        for wrong in (-1.0, 0.0, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="positive number"):
+                kind(wrong)
+
+
 def test_epochs_show_every_row_once():
     data = jnp.arange(7.0)
     instance = lambda rows: problem().perturbed(jnp.zeros(2).at[0].set(rows.sum()))

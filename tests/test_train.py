@@ -81,9 +81,13 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(images, tmp_path):
     assert timeless(again.rows) == timeless(whole.rows)
     lines = (folder / "epochs.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3, 4]
-    # Another seed is another run, and the checkpoint is not its own.
-    with pytest.raises(ValueError, match="belongs to another run"):
-        train(images, dataclasses.replace(settings, seed=1), folder=folder)
+    # A finished run is found again, not run again.
+    found = train(images, settings, folder=folder)
+    assert same((whole.model, whole.average), (found.model, found.average))
+    # Other settings are another run, and the checkpoint is not its own.
+    for change in (dict(seed=1), dict(rate=0.1), dict(schedule="cosine")):
+        with pytest.raises(ValueError, match=f"its {next(iter(change))} is"):
+            train(images, dataclasses.replace(settings, **change), folder=folder)
 
 
 def test_a_batch_larger_than_the_data_is_a_mistake(images):
@@ -101,7 +105,7 @@ def test_the_command_trains_scores_and_draws(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert result["epsilon"] == 0.125
     assert result["reading"] == "added"
-    assert result["average"]["images"] == 300
+    assert result["averaged"]["images"] == 300
     assert 0 <= result["raw"]["pgd"] <= result["raw"]["clean"] <= 1
     assert (tmp_path / "curves.svg").stat().st_size > 1000
     assert json.loads((tmp_path / "result.json").read_text()) == result

@@ -22,6 +22,7 @@ from ._free import free_solve, free_subspace
 from ._lower.base import LowerSolution, run_if
 from ._lower.dense import FlatLower, flatten, kkt_solve, largest, ratio
 from ._problem import Problem
+from ._status import is_traced
 from ._tolerances import tolerances
 
 
@@ -194,6 +195,12 @@ class ScaledIdentity(AbstractAdjoint):
     """
 
     weight: Float[Array, ""] = eqx.field(converter=lambda w: jnp.asarray(w, float))
+
+    def __check_init__(self):
+        if not is_traced(self.weight) and not 0 < float(self.weight) < jnp.inf:
+            raise ValueError(
+                f"`weight` must be a positive number; got {float(self.weight)}."
+            )
 
     def solve(self, system, solution, top, bottom):
         constraints, active = system.problem.constraints, system.active

@@ -4,6 +4,7 @@ A checkpoint is one `.npz` file written beside its place and moved there in one 
 that whoever reads it sees a whole file or the one before.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -81,16 +82,28 @@ def check_same(path, found: dict, expected: dict) -> None:
 
 
 def fingerprint(tree: Any) -> str:
-    """A digest of all arrays and of the structure; functions count by their name."""
+    """A digest of all arrays; functions count by name and by what they close over."""
     digest = hashlib.sha256()
+    _digest(tree, digest, set())
+    return digest.hexdigest()[:16]
+
+
+def _digest(tree: Any, digest, seen: set[int]) -> None:
     for leaf in jax.tree.leaves(tree):
         if eqx.is_array(leaf) or isinstance(leaf, np.ndarray | float | int | bool):
             array = np.asarray(_plain(leaf))
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.tobytes())
-        else:
-            digest.update(getattr(leaf, "__qualname__", type(leaf).__name__).encode())
-    return digest.hexdigest()[:16]
+            continue
+        digest.update(getattr(leaf, "__qualname__", type(leaf).__name__).encode())
+        if isinstance(leaf, str):
+            digest.update(leaf.encode())
+        if id(leaf) not in seen:
+            seen.add(id(leaf))
+            for cell in getattr(leaf, "__closure__", None) or ():
+                # A name that was not bound yet leaves its cell empty.
+                with contextlib.suppress(ValueError):
+                    _digest(cell.cell_contents, digest, seen)
 
 
 def flatten(tree: Any, prefix: str) -> dict[str, np.ndarray]:

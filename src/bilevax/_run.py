@@ -107,7 +107,7 @@ class Run:
             history = history.extended(records, last - step)
             self.tick(last - step)
             step = last
-            x, e = self._look(state.x, records, last - before[3])
+            x, e = self._look(state.x, history)
             seconds = spent + time.perf_counter() - began
             history = history.evaluated(step, e.value, seconds, working)
             if has_value(e.status) and not e.value > best[1].value:
@@ -126,23 +126,23 @@ class Run:
                 break
         if self.output == "random":
             x, e = self._look(kept)
-        elif self.looks:
-            x, e = self._look(state.x)
+        else:
+            x, e = self._look(state.x, history)
         if self.looks and not has_value(e.status):
             reason = "the last iterate has no answer, the best one seen is returned"
             x, e = best
         return End((x, e), best, history, reason, float(scales.length), mean)
 
-    def _look(self, x, records: Record | None = None, count: int = 0):
-        """`F` at `x`; without looks, what the last of `count` steps found instead."""
+    def _look(self, x, history: History | None = None):
+        """`F` at `x`; without looks, what the last step of `history` found instead."""
         if self.looks:
             return evaluate_allowed(self.view, x)
         seen = blank_evaluation(self.view, x)
-        if records is not None:
-            last = lambda column: column[count - 1]
-            status = eqx.tree_at(lambda s: s._value, seen.status, last(records.status))
+        if history is not None and len(history):
+            last = lambda name: jnp.asarray(history[name][-1])
+            status = eqx.tree_at(lambda s: s._value, seen.status, last("status"))
             seen = eqx.tree_at(
-                lambda e: (e.value, e.status), seen, (last(records.value), status)
+                lambda e: (e.value, e.status), seen, (last("value"), status)
             )
         return x, seen
 
@@ -192,6 +192,8 @@ class Run:
             problem=checkpoints.fingerprint(self.problem),
             num_steps=self.num_steps,
             chunk=self.chunk,
+            average=None if self.average is None else float(self.average.decay),
+            looks=self.looks,
             key=np.asarray(jr.key_data(self.key)).tolist(),
         )
 

@@ -127,7 +127,7 @@ def run(options) -> int:
             len(trained.rows) // 2
         ],
     )
-    for name, model in (("raw", trained.model), ("average", trained.average)):
+    for name, model in (("raw", trained.model), ("averaged", trained.average)):
         result[name] = score(
             model,
             images,
@@ -153,7 +153,7 @@ def show(options, trained, result: dict) -> int:
             print(json.dumps(result))
         else:
             print(f"ended: {trained.stopped}")
-            for name in ("raw", "average"):
+            for name in ("raw", "averaged"):
                 print(f"{name:>8}: {accuracies(result[name])}")
             print(f"rows and curves: {folder}" + ("" if figure else " (no figure)"))
     return 1 if trained.collapsed else 0

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from .._constraints import Box
 from .._problem import Problem
-from .._status import Status
+from .._status import Status, is_traced
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution, all_finite
 
@@ -21,6 +21,13 @@ class ClosedForm(AbstractLowerSolver):
     """
 
     curvature: Float[Array, ""] = eqx.field(converter=lambda c: jnp.asarray(c, float))
+
+    def __check_init__(self):
+        if not is_traced(self.curvature) and not 0 < float(self.curvature) < jnp.inf:
+            raise ValueError(
+                "`curvature` is that of a strongly convex lower level, a positive "
+                f"number; got {float(self.curvature)}."
+            )
 
     def __call__(self, problem, x, warm=None):
         box = checked_box(problem, "ClosedForm")

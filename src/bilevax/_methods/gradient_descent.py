@@ -7,7 +7,7 @@ from jaxtyping import Array, PyTree
 
 from .._lower.base import LowerSolution
 from .base import AbstractMethod, draws, report
-from .optimiser import optimiser_step
+from .optimiser import check_optimiser, optimiser_step
 from .oracle import gradient_at
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ class GradientDescent(AbstractMethod):
     """
 
     optimiser: "optax.GradientTransformation"
+
+    def __check_init__(self):
+        check_optimiser(self.optimiser)
 
     @property
     def uses_scales(self):

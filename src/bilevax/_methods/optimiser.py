@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     import optax
 
 
+def check_optimiser(optimiser: Any) -> None:
+    """Raise a `ValueError` unless `optimiser` is one of optax."""
+    if not (hasattr(optimiser, "init") and hasattr(optimiser, "update")):
+        raise ValueError(
+            "`optimiser` must be an optax optimiser such as optax.sgd(0.1); got "
+            f"{optimiser!r}."
+        )
+
+
 def optimiser_step(
     optimiser: "optax.GradientTransformation",
     problem: Problem,

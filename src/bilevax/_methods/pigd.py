@@ -27,7 +27,7 @@ from .base import (
 )
 from .clipped import Drift, standing_still
 from .equality_oracle import equality_evaluation, only_equalities
-from .optimiser import optimiser_step
+from .optimiser import check_optimiser, optimiser_step
 from .oracle import gradient_at
 from .penalty_oracle import (
     DEFAULT_PENALTY,
@@ -130,6 +130,8 @@ class PIGD(AbstractMethod):
             raise ValueError(
                 f"`oracle` is 'penalty', 'equality' or 'implicit'; got {self.oracle!r}."
             )
+        if self.optimiser is not None:
+            check_optimiser(self.optimiser)
         if self.optimiser is not None and self.loop == "clipped":
             raise ValueError('`optimiser` does not go with `loop="clipped"`.')
         if self.loop not in ("perturbed", "clipped"):

@@ -24,7 +24,7 @@ from .base import (
     report,
     tree_step,
 )
-from .optimiser import optimiser_step
+from .optimiser import check_optimiser, optimiser_step
 from .oracle import Oracle, gradient_at
 from .search import select
 
@@ -86,6 +86,10 @@ class SSIGD(AbstractMethod):
     decay: Number = number(1e-2)
     tilt: Number = number(1e-4)
     optimiser: "optax.GradientTransformation | None" = None
+
+    def __check_init__(self):
+        if self.optimiser is not None:
+            check_optimiser(self.optimiser)
 
     @property
     def uses_scales(self):

@@ -46,6 +46,8 @@ def evaluate(
     once, and each round of attacks costs only what the rounds before have left. The
     same `key` gives the same numbers for every batch size, up to rounding.
     """
+    if restarts < 1:
+        raise ValueError(f"`restarts` is at least 1; got {restarts}.")
     crowd = Crowd(images, labels, batch_size)
     plain = Aim(predict, cross_entropy)
     everyone = np.ones(len(crowd), bool)

@@ -50,7 +50,10 @@ def load_images(dataset: str, folder: str | os.PathLike | None = None) -> Images
     if dataset == "digits":
         return _digits()
     if folder is None:
-        raise ValueError(f"`folder` says where the files of {dataset} are; give it.")
+        raise ValueError(
+            f"where are the files of {dataset}? Give their `folder` (--data on the "
+            "command line)."
+        )
     path = Path(folder).expanduser()
     if dataset == "npz":
         return _any_npz(path)

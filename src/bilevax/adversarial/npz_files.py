@@ -31,8 +31,10 @@ def read(path: Path) -> Arrays:
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist. Put the .npz file there.") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        # NumPy takes what it cannot read for pickles, and would have them loaded.
+        cause = "" if "pickle" in str(error) else f" ({error})"
         raise ValueError(
-            f"{path} is damaged or no .npz file of images ({error}). {SHAPE} Write it "
+            f"{path} is damaged or no .npz file of images{cause}. {SHAPE} Write it "
             "again with numpy.savez."
         ) from error
     for kind, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):

@@ -76,6 +76,14 @@ class Settings:
                 "`epsilon` is in units of the pixel range [0, 1], such as 8/255; got "
                 f"{self.epsilon}."
             )
+        for name in ("rate", "implicit_weight", "attack_step", "sign_step"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"`{name}` is a positive number; got {value}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"`momentum` is in [0, 1); got {self.momentum}.")
+        if not 0 <= self.variance < float("inf"):
+            raise ValueError(f"`variance` is not negative; got {self.variance}.")
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is at least 1; got {getattr(self, name)}.")
@@ -100,4 +108,7 @@ class Settings:
 
 def fraction(text: str) -> float:
     """A number such as `0.03` or `8/255`."""
-    return float(Fraction(text))
+    try:
+        return float(Fraction(text))
+    except ZeroDivisionError:
+        raise ValueError(f"{text} divides by zero.") from None

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from .._checkpoint import CheckpointError, load
 from .._history import History
 from .._progress import progress_bar
 from .._solve import solve
@@ -141,7 +142,7 @@ def train(
     problem = adversarial_problem(
         image_batches(images, settings, devices), instance_of(settings)
     )
-    log, checkpoint = _files(folder, resume)
+    log, checkpoint = _files(folder, resume, settings)
     rows = _earlier_rows(log, checkpoint)
     with progress_bar(
         settings.epochs, enabled=progress, description="compiling"
@@ -163,6 +164,8 @@ def train(
             throw=False,
         )
     stopped = found.stopped
+    if not np.isfinite(watch.rows[-1]["loss"]):
+        stopped = "the loss is no longer a number: lower the rate."
     if watch.collapsed:
         stopped = (
             "attacked images were classified far better than clean ones: the weights "
@@ -231,15 +234,27 @@ def _accuracy(model, images, labels):
     return jnp.mean(jnp.argmax(logits, axis=-1) == labels)
 
 
-def _files(folder, resume: bool) -> tuple[Path | None, Path | None]:
+def _files(folder, resume: bool, settings: Settings) -> tuple[Path | None, Path | None]:
     if folder is None:
         return None, None
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     log, checkpoint = folder / "epochs.jsonl", folder / "checkpoint.npz"
+    recorded, mine = folder / "settings.json", settings.as_row()
     if not resume or not checkpoint.exists():
         for path in (log, checkpoint):
             path.unlink(missing_ok=True)
+        if jax.process_index() == 0:
+            recorded.write_text(json.dumps(mine, indent=1) + "\n")
+        return log, checkpoint
+    theirs = json.loads(recorded.read_text()) if recorded.exists() else {}
+    for name, value in mine.items():
+        if theirs.get(name, value) != value:
+            raise CheckpointError(
+                f"{folder} holds another run: its {name} is {theirs[name]!r}, this one "
+                f"has {value!r}. Name another folder, or repeat the command that made "
+                "it."
+            )
     return log, checkpoint
 
 
@@ -247,8 +262,6 @@ def _earlier_rows(log: Path | None, checkpoint: Path | None) -> list[dict[str, A
     """Rows of the epochs that the checkpoint holds; later ones are cut off."""
     if log is None or checkpoint is None or not checkpoint.exists():
         return []
-    from .._checkpoint import load
-
     done = len(load(checkpoint)[0]["history_evaluated_at"]) - 1
     rows = [json.loads(line) for line in log.read_text().splitlines()[:done]]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
