@@ -143,7 +143,7 @@ def test_held_out_images_are_the_last_of_training():
 def test_unknown_sets_and_absent_folders_are_named(tmp_path):
     with pytest.raises(ValueError, match="'mnist'.*cifar10, cifar100, npz, digits"):
         load_images("mnist", tmp_path)
-    with pytest.raises(ValueError, match="`folder` says where the files of cifar10"):
+    with pytest.raises(ValueError, match="where are the files of cifar10"):
         load_images("cifar10")
     with pytest.raises(ValueError, match="nowhere does not exist.*" + PAGE):
         load_images("cifar10", tmp_path / "nowhere")
