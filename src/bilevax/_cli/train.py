@@ -3,19 +3,20 @@
 import argparse
 import dataclasses
 import json
+import statistics
 import sys
 from pathlib import Path
 
-from ..adversarial.devices import connect
-from ..adversarial.images import load_images, split
+import jax
+
+# What trains is imported when it is wanted: other commands need not wait for it.
 from ..adversarial.models import MODELS
 from ..adversarial.schedules import SCHEDULES
 from ..adversarial.settings import METHODS, READINGS, Settings, fraction
-from ..adversarial.training import score, train
 
 TEXT = "train a classifier against attacks on its images"
 PRECISION = "float32"
-# Settings that are not options of their own type, or have their own text.
+# What settings mean, where their name does not say.
 _TEXTS = dict(
     method="how the weights move",
     model="the network",
@@ -109,6 +110,10 @@ def kept(options) -> str:
 
 
 def run(options) -> int:
+    from ..adversarial.devices import connect
+    from ..adversarial.images import load_images, split
+    from ..adversarial.training import score, train
+
     connect(options.coordinator, options.processes, options.process)
     settings = Settings(
         **{f.name: getattr(options, f.name) for f in dataclasses.fields(Settings)}
@@ -123,9 +128,7 @@ def run(options) -> int:
     )
     result |= dict(
         stopped=trained.stopped,
-        seconds_per_epoch=sorted(row["seconds"] for row in trained.rows)[
-            len(trained.rows) // 2
-        ],
+        seconds_per_epoch=statistics.median(row["seconds"] for row in trained.rows),
     )
     for name, model in (("raw", trained.model), ("averaged", trained.average)):
         result[name] = score(
@@ -141,8 +144,6 @@ def run(options) -> int:
 
 def show(options, trained, result: dict) -> int:
     """Write the result beside the curves and print it."""
-    import jax
-
     from ..adversarial.curves import draw
 
     if jax.process_index() == 0:

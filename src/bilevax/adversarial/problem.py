@@ -78,8 +78,8 @@ class Bilevel(AbstractInstance):
     linearised: bool = eqx.field(static=True, default=True)
 
     def __call__(self, batch: Batch) -> Problem:
-        box, start = self.box(batch), uniform_start(batch, self.epsilon)
-        start = jnp.clip(start, box.lower, box.upper)
+        box = self.box(batch)
+        start = uniform_start(batch, box, self.epsilon)
         loss = AttackLoss(batch.images, batch.labels)
         curvature = 1 / self.attack_step
         lower: Any
@@ -122,12 +122,12 @@ class Madry(AbstractInstance):
     label_smoothing: float = eqx.field(static=True, default=0.0)
 
     def __call__(self, batch: Batch) -> Problem:
-        box, start = self.box(batch), uniform_start(batch, self.epsilon)
+        box = self.box(batch)
         return Problem(
             self.upper(batch, box),
             AttackLoss(batch.images, batch.labels),
             box,
-            y0=jnp.clip(start, box.lower, box.upper),
+            y0=uniform_start(batch, box, self.epsilon),
             always_feasible=True,
             solver=SignedSteps(self.steps, self.step_size),
             adjoint=Danskin(),
@@ -222,10 +222,11 @@ def decayed(model, weight_decay):
     return 0.5 * weight_decay.astype(leaves[0].dtype) * total
 
 
-def uniform_start(batch: Batch, epsilon) -> Float[Array, "batch h w c"]:
-    """Perturbations drawn uniformly in the ball."""
+def uniform_start(batch: Batch, box: Box, epsilon) -> Float[Array, "batch h w c"]:
+    """Perturbations drawn uniformly in the ball, clipped to the box."""
     shape, dtype = batch.images.shape, batch.images.dtype
-    return epsilon.astype(dtype) * jr.uniform(batch.key, shape, dtype, -1, 1)
+    ball = epsilon.astype(dtype) * jr.uniform(batch.key, shape, dtype, -1, 1)
+    return jnp.clip(ball, box.lower, box.upper)
 
 
 def absorb(model, aux):

@@ -1,13 +1,16 @@
 """Learning rates along a run."""
 
-import optax
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import optax
 
 SCHEDULES = ("triangular", "cosine", "piecewise", "constant")
 
 
 def learning_rate(
     kind: str, peak: float, num_steps: int, peak_at: float = 0.4
-) -> optax.Schedule:
+) -> "optax.Schedule":
     """A rate per step.
 
     - "triangular": from zero up to `peak` at the share `peak_at` of the run, and down
@@ -17,6 +20,8 @@ def learning_rate(
       three quarters on.
     - "constant".
     """
+    import optax  # here, since it takes a while to import
+
     if kind == "triangular":
         top = max(1, round(peak_at * num_steps))
         rise = optax.linear_schedule(0.0, peak, top)

@@ -18,9 +18,11 @@ from .._history import History
 from .._progress import progress_bar
 from .._solve import solve
 from .batches import ImageBatches
+from .boxes import unit_range
 from .devices import batch_sharding, everywhere
 from .evaluate import evaluate
 from .images import Images
+from .losses import correct
 from .models import build
 from .network import AbstractNetwork
 from .problem import adversarial_problem
@@ -58,7 +60,6 @@ class Watch:
     log: Path | None
     every_epoch: Callable | None
     advance: Callable
-    shown: int = 0
     rows: list[dict] = field(default_factory=list)
     collapsed: bool = False
 
@@ -85,8 +86,7 @@ class Watch:
             f"loss {row['loss']:.3f}  attacked {row['accuracy']:.1%}  clean "
             f"{row['clean']:.1%}  {row['images_per_second']:,.0f} images/s"
         )
-        self.advance(epoch - self.shown, text)
-        self.shown = epoch
+        self.advance(1, text)
         if self.log is not None and jax.process_index() == 0:
             with open(self.log, "a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -149,6 +149,7 @@ def train(
     ) as advance:
         watch = Watch(images, settings, steps_per_epoch, log, every_epoch, advance)
         watch.rows += rows
+        advance(len(rows))
         found = solve(
             problem,
             method_of(settings, model, num_steps),
@@ -179,8 +180,7 @@ def train(
 
 def initial_model(images: Images, settings: Settings) -> AbstractNetwork:
     """The network of `settings` for these images, with fresh weights."""
-    # One program instead of one per shape of a weight.
-    return eqx.filter_jit(build)(
+    return build(
         settings.model,
         key=jr.fold_in(jr.key(settings.seed), 1),
         classes=images.classes,
@@ -229,9 +229,7 @@ def score(
 
 @eqx.filter_jit
 def _accuracy(model, images, labels):
-    dtype = jax.tree.leaves(model)[0].dtype
-    logits = predict(model, images.astype(dtype) / 255)
-    return jnp.mean(jnp.argmax(logits, axis=-1) == labels)
+    return jnp.mean(correct(predict(model, unit_range(images)), labels))
 
 
 def _files(folder, resume: bool, settings: Settings) -> tuple[Path | None, Path | None]:
