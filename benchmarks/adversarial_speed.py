@@ -1,10 +1,12 @@
 """Time of an epoch of adversarial training, method by method, in one process.
 
     python -m benchmarks.adversarial_speed --data cifar10.npz [--model NAME]
+        [--methods NAME ...] [--cache FOLDER]
 
 Prints a table of seconds per epoch beside clean training and AT, the passes through
 the network that a step of DS-BLO needs with the time of each on its own, peak memory,
-and the seconds to compile.
+and the seconds to compile. Run twice with the same `--cache`, the second run shows
+the seconds to load the same programs.
 """
 
 import argparse
@@ -85,10 +87,15 @@ def main():
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--cache", help="folder for compiled programs")
     options = parser.parse_args()
+    if options.cache is not None:
+        jax.config.update("jax_compilation_cache_dir", options.cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     images = load_images(options.dataset, options.data)
     found = {}
-    for method in METHODS:
+    for method in options.methods:
         settings = Settings(
             method=method,
             model=options.model,
@@ -100,13 +107,24 @@ def main():
     print("| method | s / epoch | / clean | / AT | compile, s |")
     print("|---|---:|---:|---:|---:|")
     for method, (seconds, compiling) in found.items():
-        ratios = [seconds / found[name][0] for name in ("clean", "at")]
+        ratios = [
+            f"{seconds / found[name][0]:.2f}" if name in found else "–"
+            for name in ("clean", "at")
+        ]
         print(
-            f"| {method} | {seconds:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} "
-            f"| {compiling:.1f} |"
+            f"| {method} | {seconds:.2f} | {' | '.join(ratios)} | {compiling:.1f} |",
+            flush=True,
         )
-    each = passes(images, settings)
-    steps = len(images.x_train) // options.batch_size
+    memory = jax.devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in memory:
+        print(f"\nPeak memory: {memory['peak_bytes_in_use'] / 2**30:.2f} GiB.")
+    if "ds-blo" in found:
+        steps = len(images.x_train) // options.batch_size
+        account(passes(images, settings), 1e3 * found["ds-blo"][0] / steps)
+
+
+def account(each: dict[str, float], step: float) -> None:
+    """Print the milliseconds of a step of DS-BLO beside those of its passes."""
     print("\n| pass | ms |\n|---|---:|")
     for name, ms in each.items():
         print(f"| {name} | {ms:.2f} |")
@@ -115,11 +133,7 @@ def main():
         + each["gradient in weights and image"]
         + each["mixed derivative"]
     )
-    step = 1e3 * found["ds-blo"][0] / steps
     print(f"\nA step of DS-BLO: {step:.2f} ms; its four passes alone: {ideal:.2f} ms.")
-    memory = jax.devices()[0].memory_stats() or {}
-    if "peak_bytes_in_use" in memory:
-        print(f"Peak memory: {memory['peak_bytes_in_use'] / 2**30:.2f} GiB.")
 
 
 if __name__ == "__main__":

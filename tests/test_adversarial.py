@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
@@ -25,7 +26,7 @@ from bilevax.adversarial.problem import (
     adversarial_problem,
 )
 from bilevax.adversarial.recipes import instance_of, method_of
-from bilevax.adversarial.schedules import learning_rate
+from bilevax.adversarial.schedules import SCHEDULES, Rate
 from bilevax.adversarial.settings import Settings, fraction
 from bilevax.adversarial.training import collapsed
 
@@ -239,19 +240,36 @@ def test_every_image_comes_once_per_epoch():
 
 
 def test_rates_rise_and_fall_as_they_say():
-    rate = learning_rate("triangular", 0.3, 100, 0.4)
-    found = [np.asarray(rate(t)) for t in (0, 20, 40, 70, 100)]
-    np.testing.assert_allclose(found, [0, 0.15, 0.3, 0.15, 0], atol=1e-7)
-    drops = learning_rate("piecewise", 1.0, 100)
-    np.testing.assert_allclose(
-        [np.asarray(drops(t)) for t in (0, 60, 90)], [1, 0.1, 0.01]
-    )
+    steps = np.arange(0, 101)
+    rise, fall = optax.linear_schedule(0, 0.3, 40), optax.linear_schedule(0.3, 0, 60)
+    known = {
+        "triangular": optax.join_schedules([rise, fall], [40]),
+        "cosine": optax.warmup_cosine_decay_schedule(0, 0.3, 10, 100),
+        "piecewise": optax.piecewise_constant_schedule(0.3, {50: 0.1, 75: 0.1}),
+        "constant": optax.constant_schedule(0.3),
+    }
+    assert set(known) == set(SCHEDULES)
+    for kind, expected in known.items():
+        rate = Rate(kind, 0.3, 100, 0.4)
+        np.testing.assert_allclose(
+            [rate(jnp.asarray(t)) for t in steps],
+            [expected(jnp.asarray(t)) for t in steps],
+            atol=1e-7,
+        )
     settings = Settings(rate=0.3, momentum=0.9)
     method: Any = method_of(settings, None, 100)
-    gamma2 = method.gamma2
-    assert 1 / float(gamma2(40)) == pytest.approx(3.0)
+    assert 1 / float(method.gamma2(40)) == pytest.approx(3.0)
     with pytest.raises(ValueError, match="no schedule"):
-        learning_rate("square", 1.0, 10)
+        Rate("square", 1.0, 10)
+
+
+def test_another_rate_or_length_needs_no_other_program():
+    for name in ("ds-blo", "bilevel-sgd"):
+        one = method_of(Settings(method=name, rate=0.1, momentum=0.8), None, 10)
+        two = method_of(Settings(method=name, rate=0.3), None, 1000)
+        one, two = (eqx.partition(m, eqx.is_array) for m in (one, two))
+        assert jax.tree.structure(one[0]) == jax.tree.structure(two[0])
+        assert eqx.tree_equal(one[1], two[1])
 
 
 def test_settings_say_what_is_wrong_with_them():

@@ -160,7 +160,8 @@ def test_normalisation_is_by_channel_and_holds_no_leaf():
     ("dtype", "atol"), [("float64", 1e-12), ("float32", 2e-4), ("bfloat16", 2e-2)]
 )
 def test_batch_norm_is_the_formula(dtype, atol):
-    # Far from zero, where a difference of squares in float32 would lose the variance.
+    # Far from zero, where a difference of squares in float32 would lose the variance
+    # if it were not taken around the running mean.
     shift = 0.0 if dtype == "bfloat16" else 100.0
     x = jr.normal(jr.key(4), (8, 5, 6, 3), jnp.float64) * 0.5 + shift
     x = x.astype(dtype)
@@ -168,6 +169,8 @@ def test_batch_norm_is_the_formula(dtype, atol):
     scale, offset = jnp.array([1.0, 2.0, 0.5]), jnp.array([0.0, -1.0, 3.0])
     values = (scale.astype(norm.scale.dtype), offset.astype(norm.scale.dtype))
     norm = eqx.tree_at(lambda n: (n.scale, n.offset), norm, values)
+    near = norm.running.mean + (0.0 if dtype == "float64" else 0.98 * shift)
+    norm = eqx.tree_at(lambda n: n.running.mean, norm, near)
     y, (seen,) = norm(x, True)
     unit, mean, variance = standardised(x.astype(jnp.float64))
     assert y.dtype == dtype
@@ -175,6 +178,13 @@ def test_batch_norm_is_the_formula(dtype, atol):
     np.testing.assert_allclose(y.astype(float), unit * scale + offset, atol=atol)
     np.testing.assert_allclose(seen.mean, mean, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(seen.variance, variance, rtol=1e-4)
+
+
+def test_batch_norm_of_a_constant_far_from_the_running_mean_is_finite():
+    norm = BatchNorm(3, dtype="float32")
+    y, (seen,) = norm(jnp.full((8, 5, 6, 3), 1e4), True)
+    assert np.all(np.isfinite(y))
+    assert np.all(np.asarray(seen.variance) >= 0)
 
 
 def test_running_statistics_move_by_the_rate_and_pass_no_gradient():

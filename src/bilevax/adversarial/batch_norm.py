@@ -20,15 +20,18 @@ class Moments(eqx.Module):
     variance: Float[Array, " c"]
 
     @staticmethod
-    def of(x: Float[Array, "b h w c"]) -> "Moments":
-        """Those of a whole batch.
+    def of(x: Float[Array, "b h w c"], near: Float[Array, " c"]) -> "Moments":
+        """Those of a whole batch, with `near` a guess of its mean.
 
         Sums over the axes of one array: where the batch is spread over devices, these
-        are still the moments of all of it. The variance takes a second pass, since the
-        difference of squares loses digits and may turn negative.
+        are still the moments of all of it. Both come from one pass, as
+        `E(x - near)^2 - (E(x - near))^2`, which holds for any `near`; a difference of
+        squares loses digits only where `near` is many deviations off.
         """
-        mean = jnp.mean(x, axis=(0, 1, 2))
-        return Moments(mean, jnp.mean(jnp.square(x - mean), axis=(0, 1, 2)))
+        off = x - near
+        shift = jnp.mean(off, axis=(0, 1, 2))
+        variance = jnp.mean(jnp.square(off), axis=(0, 1, 2)) - jnp.square(shift)
+        return Moments(near + shift, jnp.maximum(variance, 0))
 
     def moved(self, seen: "Moments", rate: float) -> "Moments":
         """`(1 - rate) self + rate seen`; no gradient passes."""
@@ -61,11 +64,9 @@ class BatchNorm(eqx.Module):
     ) -> tuple[Float[Array, "b h w c"], tuple[Moments, ...]]:
         """The normalised batch, and in a tuple the moments it had when training."""
         wide = x.astype(jnp.promote_types(self.scale.dtype, jnp.float32))
+        used, seen = jax.lax.stop_gradient(self.running), ()
         if training:
-            used = Moments.of(wide)
+            used = Moments.of(wide, near=used.mean)
             seen = (used,)
-        else:
-            used = jax.lax.stop_gradient(self.running)
-            seen = ()
         factor = self.scale * jax.lax.rsqrt(used.variance + self.epsilon)
         return ((wide - used.mean) * factor + self.offset).astype(x.dtype), seen

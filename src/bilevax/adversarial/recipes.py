@@ -1,7 +1,5 @@
 """From settings to a problem and a method of the library."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +13,7 @@ from .._methods.pigd import PIGD
 from .._methods.ssigd import SSIGD
 from .._perturbation import Gaussian
 from .problem import AbstractInstance, Bilevel, Madry, Trades
-from .schedules import learning_rate
+from .schedules import Rate
 from .settings import BILEVEL, Settings
 
 
@@ -47,13 +45,13 @@ def instance_of(settings: Settings) -> AbstractInstance:
 def method_of(settings: Settings, model, num_steps: int) -> AbstractMethod:
     """The method that moves the weights; all share one schedule."""
     s = settings
-    shape = _shape(s.schedule, num_steps, s.peak_at)
+    rate = Rate(s.schedule, s.rate, num_steps, s.peak_at)
     law = Gaussian(s.tilt_deviation)
     if s.method in ("ds-blo", "tilted-momentum"):
-        gamma2 = InverseRate(shape, s.rate, s.momentum)
+        gamma2 = InverseRate(rate, s.momentum)
         segment = s.method == "ds-blo"
         return DSBLO(s.gamma1, gamma2, s.momentum, perturbation=law, segment=segment)
-    optimiser = _sgd(shape, s.rate, s.momentum)
+    optimiser: Any = SGD(rate, s.momentum)
     if s.method == "ssigd":
         return SSIGD(perturbation=law, optimiser=optimiser)
     if s.method == "pigd":
@@ -68,20 +66,24 @@ class InverseRate(eqx.Module):
     SGD adds gradients up, DS-BLO averages them: `1 - momentum` times as much.
     """
 
-    shape: Callable = eqx.field(static=True)
-    peak: Number = number(0.1)
+    rate: Rate
     momentum: Number = number(0.9)
 
     def __call__(self, step):
-        return (1 - self.momentum) / (self.peak * self.shape(step))
+        return (1 - self.momentum) / self.rate(step)
 
 
-# Kept, so that a second run with the same schedule does not compile again.
-@functools.cache
-def _shape(kind: str, num_steps: int, peak_at: float) -> Callable:
-    return learning_rate(kind, 1.0, num_steps, peak_at)
+class SGD(eqx.Module):
+    """`optax.sgd` whose numbers are arrays: other ones do not compile again."""
 
+    rate: Rate
+    momentum: Number = number(0.9)
 
-@functools.cache
-def _sgd(shape: Callable, peak: float, momentum: float) -> optax.GradientTransformation:
-    return optax.sgd(lambda step: peak * shape(step), momentum=momentum)
+    def init(self, params):
+        return self._optimiser().init(params)
+
+    def update(self, updates, state, params=None):
+        return self._optimiser().update(updates, state, params)
+
+    def _optimiser(self) -> optax.GradientTransformation:
+        return optax.sgd(self.rate, momentum=self.momentum)
