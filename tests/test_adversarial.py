@@ -242,7 +242,7 @@ def test_every_image_comes_once_per_epoch():
 def test_rates_rise_and_fall_as_they_say():
     steps = np.arange(0, 101)
     rise, fall = optax.linear_schedule(0, 0.3, 40), optax.linear_schedule(0.3, 0, 60)
-    known = {
+    known: dict[str, Any] = {
         "triangular": optax.join_schedules([rise, fall], [40]),
         "cosine": optax.warmup_cosine_decay_schedule(0, 0.3, 10, 100),
         "piecewise": optax.piecewise_constant_schedule(0.3, {50: 0.1, 75: 0.1}),
