@@ -187,10 +187,13 @@ def report(
     before: LowerSolution,
     x: PyTree[Array],
     new_x: PyTree[Array],
+    *,
+    recovered: Any = 0,
     **others,
 ) -> Record:
     """The record of a step from `x` to `new_x` with one hypergradient `e`.
 
+    `recovered`: whether it took a second solve, at the nearest allowed point.
     `others` replaces entries, for methods that work in another way.
     """
     norm = tree_norm(e.grad)
@@ -202,9 +205,9 @@ def report(
         move=tree_norm(jax.tree.map(jnp.subtract, new_x, x)),
         tilt=jnp.zeros_like(norm),
         active_changes=jnp.sum(e.lower.active != before.active),
-        recovered=0,
+        recovered=recovered,
         status=e.status._value,
-        lower_solves=1,
+        lower_solves=1 + recovered,
         lower_passes=work.passes,
         factorisations=work.factorisations,
         safeguard=work.safeguard,

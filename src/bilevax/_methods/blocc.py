@@ -164,7 +164,6 @@ class BLOCC(AbstractMethod):
             new_x,
             active_changes=_changes(state.saddles, saddles),
             recovered=recovered,
-            lower_solves=1 + recovered,
             penalty_solves=1 + recovered,
             upper_gradients=1,
             hessian_products=0,

@@ -142,7 +142,6 @@ class DSBLO(AbstractMethod):
             oracle.ahead,
             momentum_norm=m_norm,
             tilt=deviation,
-            lower_solves=1 + oracle.recovered,
             recovered=oracle.recovered,
         )
         new = eqx.tree_at(

@@ -61,7 +61,6 @@ class GradientDescent(AbstractMethod):
             state.lower,
             state.x,
             x,
-            lower_solves=1 + oracle.recovered,
             recovered=oracle.recovered,
         )
         return GradientDescentState(x, oracle.e.lower, memory), record

@@ -208,7 +208,6 @@ class PIGD(AbstractMethod):
             state.lower,
             state.x,
             x,
-            lower_solves=1 + oracle.recovered,
             recovered=oracle.recovered,
             **_inner_work(e, oracle.recovered),
         )

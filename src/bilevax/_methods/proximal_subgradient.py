@@ -63,7 +63,6 @@ class ProximalSubgradient(AbstractMethod):
             state.lower,
             state.x,
             x,
-            lower_solves=1 + oracle.recovered,
             recovered=oracle.recovered,
         )
         new = eqx.tree_at(lambda s: (s.x, s.lower), state, (x, oracle.e.lower))

@@ -116,7 +116,6 @@ class SSIGD(AbstractMethod):
             state.x,
             x,
             tilt=state.deviation,
-            lower_solves=1 + oracle.recovered,
             recovered=oracle.recovered,
         )
         new = eqx.tree_at(

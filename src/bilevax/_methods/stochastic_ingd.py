@@ -122,7 +122,6 @@ def momentum_step(method, problem, state, step, num_steps, key, *, blur):
         state.x,
         oracle.ahead,
         momentum_norm=m_norm,
-        lower_solves=1 + oracle.recovered,
         recovered=oracle.recovered,
     )
     new = eqx.tree_at(
