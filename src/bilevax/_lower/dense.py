@@ -217,31 +217,46 @@ class Schur(eqx.Module):
 def schur(factor: Factor, active) -> Schur:
     """Invert the active block of the row Gram matrix."""
     tol = tolerances(factor.gram.dtype)
-    root = schur_root(factor.gram, active, tol.regularise)
-    pivot = jnp.min(jnp.where(active, jnp.diagonal(root) ** 2, 1), initial=1)
-    half = triangular_solve(
-        root, jnp.diag(active / factor.sigma), left_side=True, lower=True
-    )
+    k, n = factor.W.shape
+    rows, gram, part, sigma = jnp.arange(k), factor.gram, active, factor.sigma
+    if k > n:
+        # More rows than `n` depend on each other: their inverse is not asked for.
+        rows = jnp.nonzero(active, size=n, fill_value=k)[0]
+        gram, part, sigma = gram[rows][:, rows], rows < k, sigma[rows]
+    root = schur_root(gram, part, tol.regularise)
+    pivot = jnp.min(jnp.where(part, jnp.diagonal(root) ** 2, 1), initial=1)
+    half = triangular_solve(root, jnp.diag(part / sigma), left_side=True, lower=True)
+    plain = half.T @ half
+    if k > n:
+        pivot = jnp.where(jnp.sum(active) > n, 0, pivot)
+        plain = (
+            jnp.zeros_like(factor.gram).at[rows[:, None], rows].set(plain, mode="drop")
+        )
     exact = pivot > tol.dependent
     # Of dependent rows an explicit inverse would have no correct digit.
     inverse = run_if(
         ~exact,
         lambda _: (
-            _pseudo_inverse(factor.gram, active)
-            / (factor.sigma[:, None] * factor.sigma)
+            _pseudo_inverse(factor, active) / (factor.sigma[:, None] * factor.sigma)
         ),
-        half.T @ half,
+        plain,
     )
     return Schur(inverse, active, pivot > jnp.sqrt(tol.eps), exact)
 
 
-def _pseudo_inverse(gram, active):
+def _pseudo_inverse(factor: Factor, active):
     """The pseudo-inverse of `G_SS`, zero off `S`."""
     both = active[:, None] & active[None, :]
-    values, vectors = jnp.linalg.eigh(
-        jnp.where(both, gram, 0) + jnp.diag(jnp.where(active, 0.0, 1.0))
-    )
-    zero = values <= active.size * tolerances(gram.dtype).regularise
+    k, n = factor.W.shape
+    if k > n:
+        part = jnp.where(active[:, None], factor.W, 0)
+        vectors, roots, _ = jnp.linalg.svd(part, full_matrices=False)
+        values = roots**2
+    else:
+        values, vectors = jnp.linalg.eigh(
+            jnp.where(both, factor.gram, 0) + jnp.diag(jnp.where(active, 0.0, 1.0))
+        )
+    zero = values <= active.size * tolerances(factor.gram.dtype).regularise
     weights = jnp.where(zero, 0, 1 / jnp.where(zero, 1, values))
     return jnp.where(both, (vectors * weights) @ vectors.T, 0)
 

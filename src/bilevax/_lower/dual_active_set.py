@@ -42,19 +42,23 @@ def dual_active_set(
     max_steps: int,
     enabled: BoolLike = True,
     guess: Float[Array, " k"] | None = None,
+    rank: int | None = None,
 ) -> DualState:
     """Solve the dual program; `enabled=False` returns the start.
 
     `guess` holds multipliers of a similar program: the search starts from their rows,
-    if these are independent, instead of none.
+    if these are independent, instead of none. `rank` bounds that of `gram`: factors
+    are no larger, since working rows are independent.
     """
     k = gram.shape[0]
+    # One more than can be independent: rounding may tell late.
+    most = k if rank is None else min(k, rank + 1)
     tol = tolerances(gram.dtype)
     index = jnp.arange(k)
 
     def body(s: DualState) -> DualState:
-        root = schur_root(gram, s.working, tol.eps)
-        target = root_solve(root, jnp.where(s.working, conflict, 0))
+        solve = _working_solve(gram, s.working, most)
+        target = solve(conflict)
         blocked = s.working & ~equality & (target < 0)
 
         # Towards the optimum of the working set, up to the first multiplier that
@@ -80,7 +84,7 @@ def dual_active_set(
         sign = jnp.where(violation[enters] < 0, -1, 1)
 
         # Its part outside the span of the working set decides what entering means.
-        shadow = root_solve(root, jnp.where(s.working, gram[enters], 0))
+        shadow = solve(gram[enters])
         outside = gram[enters, enters] - gram[enters] @ shadow
         # As far as rounding can tell: `shadow` grows as the working set loses rank.
         dependent = outside <= tol.rounding * (1 + jnp.sum(jnp.abs(shadow))) ** 2
@@ -129,6 +133,23 @@ def dual_active_set(
     return jax.lax.while_loop(
         lambda s: enabled & ~s.done & (s.steps < max_steps), body, start
     )
+
+
+def _working_solve(gram, working, most: int):
+    """`v -> G_SS^{-1} v_S` on the working set `S`, zero off it."""
+    eps = tolerances(gram.dtype).eps
+    if most == working.size:
+        root = schur_root(gram, working, eps)
+        return lambda v: root_solve(root, jnp.where(working, v, 0))
+    rows = jnp.nonzero(working, size=most, fill_value=working.size)[0]
+    inside = rows < working.size
+    root = schur_root(gram[rows][:, rows], inside, eps)
+
+    def solve(v):
+        part = root_solve(root, jnp.where(inside, v[rows], 0))
+        return jnp.zeros_like(v).at[rows].set(part, mode="drop")
+
+    return solve
 
 
 def _floor(equality):

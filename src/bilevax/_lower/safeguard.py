@@ -48,6 +48,7 @@ def guarded_step(
         max_steps=20 * k + 100,
         enabled=factor.definite,
         guess=point.multipliers * factor.sigma,
+        rank=factor.W.shape[1],
     )
     multipliers = dual.mu / factor.sigma
     d = factor.whitener @ (u - dual.mu @ factor.W)
