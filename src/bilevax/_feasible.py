@@ -12,9 +12,10 @@ from jaxtyping import Array, Float, PyTree
 
 from ._adjoint import DenseAdjoint, kkt_system
 from ._constraints import Box, Polyhedron
-from ._lower.active_set import ActiveSet
+from ._lower.active_set import ActiveSet, blank_solution
 from ._lower.base import LowerSolution, run_if
 from ._lower.dense import unit_rows
+from ._lower.interior_point import InteriorPoint
 from ._problem import Problem
 from ._tolerances import tolerances
 
@@ -22,6 +23,8 @@ from ._tolerances import tolerances
 # after the proximal steps below.
 _LOWER_WEIGHT = 1e-6
 _PROXIMAL_STEPS = 4
+# Rows of the joint program above which it starts from an interior point.
+_LARGE = 200
 
 
 class Nearest(eqx.Module):
@@ -82,24 +85,42 @@ def excess(domain: Polyhedron, x: Float[Array, " d"]):
 def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain at which the lower level has a point."""
     flat, unravel = ravel_pytree(x)
+
+    def again(state, _):
+        found = nearest(problem, *state, coupled=True)
+        return (found.x, found.solution.y[flat.size :]), None
+
     # Twice: what the weight on `y` leaves undone shrinks with the distance.
-    again = lambda x, _: (nearest(problem, x, coupled=True).x, None)
-    return unravel(jax.lax.scan(again, flat, None, length=2)[0])
+    start = flat, ravel_pytree(problem.y0)[0].astype(flat.dtype)
+    return unravel(jax.lax.scan(again, start, None, length=2)[0][0])
 
 
-def nearest(problem: Problem, x: Float[Array, " d"], *, coupled: bool) -> Nearest:
-    """Solve the joint program; without `coupled`, for the domain alone."""
+def nearest(
+    problem: Problem,
+    x: Float[Array, " d"],
+    y: Float[Array, " n"] | None = None,
+    *,
+    coupled: bool,
+) -> Nearest:
+    """Solve the joint program from `y`; without `coupled`, for the domain alone."""
     rows = _rows(problem, x.size, x.dtype, coupled)
     n = rows[0].shape[1] - x.size
-    y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n]
+    y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n] if y is None else y
+    solver = ActiveSet(diagnose=False)
+    joint = _joint(rows, x, y)
+    # Far from any guess, the path of a large program is shorter than its faces are many.
+    large = joint.constraints.num_rows > _LARGE
+    first = InteriorPoint(polish=solver)(joint, x) if large else blank_solution(joint)
 
-    def proximal(y, _):
-        solution = ActiveSet(diagnose=False)(_joint(rows, x, y), x)
-        return jnp.where(solution.success, solution.y[x.size :], y), solution
+    def proximal(state, _):
+        y, last = state
+        solution = solver(_joint(rows, x, y), x, last)
+        return (jnp.where(solution.success, solution.y[x.size :], y), solution), None
 
     # One site of the solver in the program, however many steps.
-    y, solutions = jax.lax.scan(proximal, y, None, length=_PROXIMAL_STEPS if n else 1)
-    solution = jax.tree.map(lambda leaf: leaf[-1], solutions)
+    (y, solution), _ = jax.lax.scan(
+        proximal, (y, first), None, length=_PROXIMAL_STEPS if n else 1
+    )
     return Nearest(solution.y[: x.size], _joint(rows, x, y), solution)
 
 

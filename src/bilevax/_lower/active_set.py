@@ -282,7 +282,9 @@ def _solution(
     )
     if coupling is not None:
         coupling = coupling / rows.norm[:, None]
-    split, margin, error = classify(rows, coupling, p.sweep, factor, diagnose)
+    split, margin, error = classify(
+        rows, coupling, p.sweep, factor, p.infeasible, diagnose
+    )
     p = eqx.tree_at(lambda p: p.infeasible, p, p.infeasible | split.empty)
     status = run_if(
         rows.empty | split.empty | ~_solved(p.sweep),

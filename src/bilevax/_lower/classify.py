@@ -33,11 +33,14 @@ class Split(eqx.Module):
     rows_inverse: Schur
 
 
-def classify(rows: Rows, coupling, sweep: Sweep, factor: Factor, diagnose: bool):
+def classify(
+    rows: Rows, coupling, sweep: Sweep, factor: Factor, infeasible, diagnose: bool
+):
     """The split, its margin, and an estimate of `|y - y*|`.
 
     `coupling` is `B` in unit rows, or None. Without `diagnose`, rows that are tight
-    with a multiplier of zero stay as the last pass left them.
+    with a multiplier of zero stay as the last pass left them, and so do all where the
+    rows were proven `infeasible`.
     """
     point = sweep.point
     tol = tolerances(point.y.dtype)
@@ -65,8 +68,9 @@ def classify(rows: Rows, coupling, sweep: Sweep, factor: Factor, diagnose: bool)
     )
     if diagnose:
         changed = jnp.any(split.active != point.active)
+        degenerate = jnp.any(weak) | ~sweep.rows_inverse.independent | changed
         split = run_if(
-            jnp.any(weak) | ~sweep.rows_inverse.independent | changed,
+            degenerate & ~infeasible,
             lambda s: _degenerate(rows, coupling, point, factor, tight | strong, s),
             split,
         )

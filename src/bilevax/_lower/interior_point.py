@@ -25,7 +25,14 @@ class InteriorPoint(AbstractLowerSolver):
     def __call__(self, problem, x, warm=None):
         lower, y = flatten(problem, x)
         rows = unit_rows(problem.constraints, x, y.size, y.dtype)
-        path = interior_path(lower, rows, y, self.max_steps, enabled=~rows.empty)
+        path = interior_path(
+            lower,
+            rows,
+            problem.constraints.num_inequalities,
+            y,
+            self.max_steps,
+            enabled=~rows.empty,
+        )
         active = rows.usable & (rows.equality | (path.multipliers > path.slack))
         finite = jnp.all(jnp.isfinite(path.y)) & jnp.all(jnp.isfinite(path.multipliers))
         start = (
@@ -46,8 +53,18 @@ class Path(eqx.Module):
     steps: Int[Array, ""]
 
 
-def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled: BoolLike):
-    """Mehrotra's predictor and corrector with the Hessian at the current point."""
+def interior_path(
+    lower: FlatLower,
+    rows: Rows,
+    inequalities: int,
+    y,
+    max_steps: int,
+    enabled: BoolLike,
+):
+    """Mehrotra's predictor and corrector with the Hessian at the current point.
+
+    `inequalities`: how many of the rows come before the equations.
+    """
     tol = tolerances(y.dtype)
     bounded = rows.usable & ~rows.equality
     fixed = rows.usable & rows.equality
@@ -65,7 +82,7 @@ def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled: Bool
         hessian = lower.hessian(p.y)
         bent = hessian + (rows.A * ratio[:, None]).T @ rows.A
         root = jax.scipy.linalg.cho_factor(bent, lower=True)
-        E = jnp.where(fixed[:, None], rows.A, 0)
+        E = jnp.where(fixed[:, None], rows.A, 0)[inequalities:]
 
         def wanted(product):
             # slack * dmu + mu * dslack = product - slack * mu,  A dy + ds = -primal
@@ -78,19 +95,18 @@ def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled: Bool
         solved = jax.scipy.linalg.cho_solve(root, jnp.column_stack([E.T, top]))
         lifted, free = solved[:, :-1], solved[:, -1]
         schur = E @ lifted
-        shift = jnp.where(fixed, tol.regularise * (1 + jnp.max(schur, initial=0)), 1)
+        usable = fixed[inequalities:]
+        shift = jnp.where(usable, tol.regularise * (1 + jnp.max(schur, initial=0)), 1)
         schur_root = jax.scipy.linalg.cho_factor(schur + jnp.diag(shift), lower=True)
 
         def direction(want, free):
             nu = jax.scipy.linalg.cho_solve(
-                schur_root, jnp.where(fixed, E @ free + primal, 0)
+                schur_root, jnp.where(usable, E @ free + primal[inequalities:], 0)
             )
             dy = free - lifted @ nu
             ds = jnp.where(bounded, -primal - rows.A @ dy, 0)
-            dmu = jnp.where(
-                fixed, nu, jnp.where(bounded, want + ratio * (rows.A @ dy), 0)
-            )
-            return dy, ds, dmu
+            dmu = jnp.where(bounded, want + ratio * (rows.A @ dy), 0)
+            return dy, ds, dmu.at[inequalities:].set(nu)
 
         def longest(ds, dmu):
             limit = jnp.minimum(
@@ -126,13 +142,22 @@ def interior_path(lower: FlatLower, rows: Rows, y, max_steps: int, enabled: Bool
             longest(ds, dmu),
         )
         new = move(step)
-        scale = 1 + jnp.linalg.norm(lower.gradient(new.y))
-        small = (size(new) <= tol.accept * scale) & (gap <= tol.accept * scale)
+        # In the units of the program: forces may be tiny, and lengths huge.
+        dual, primal = residuals(new)
+        force = jnp.linalg.norm(lower.gradient(new.y)) + tol.eps * first_force
+        length = jnp.linalg.norm(new.y) + reach
+        small = (
+            (jnp.linalg.norm(dual) <= tol.accept * force)
+            & (jnp.linalg.norm(primal) <= tol.accept * length)
+            & (gap <= tol.accept * force * length)
+        )
         broken = ~jnp.all(jnp.isfinite(new.y))
         return eqx.tree_at(
             lambda q: (q.done, q.steps), new, (small | broken, p.steps + 1)
         )
 
+    first_force = jnp.linalg.norm(lower.gradient(y))
+    reach = jnp.max(jnp.where(rows.usable, rows.scale, 0), initial=0)
     room = rows.rhs - rows.A @ y
     typical = 1 + jnp.max(jnp.abs(jnp.where(bounded, room, 0)), initial=0)
     start = Path(
