@@ -108,7 +108,7 @@ def nearest(
     y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n] if y is None else y
     solver = ActiveSet(diagnose=False)
     joint = _joint(rows, x, y)
-    # Far from any guess, the path of a large program is shorter than its faces are many.
+    # Of a large program, the path through the interior visits far fewer points.
     large = joint.constraints.num_rows > _LARGE
     first = InteriorPoint(polish=solver)(joint, x) if large else blank_solution(joint)
 
