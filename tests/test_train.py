@@ -110,6 +110,13 @@ def test_the_command_trains_scores_and_draws(tmp_path, capsys):
     assert (tmp_path / "curves.svg").stat().st_size > 1000
     assert json.loads((tmp_path / "result.json").read_text()) == result
 
+    # For people: a line per epoch where there is no terminal for a bar.
+    command.remove("--json")
+    assert main([*command[:-1], str(tmp_path / "again")]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("of 2: loss") == 2
+    assert "averaged: clean" in shown.out
+
 
 def test_missing_data_is_a_sentence(tmp_path, capsys):
     assert main(["train", "--data", str(tmp_path), "--out", str(tmp_path / "o")]) == 1

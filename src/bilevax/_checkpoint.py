@@ -81,6 +81,12 @@ def check_same(path, found: dict, expected: dict) -> None:
             )
 
 
+def label(module: Any) -> str:
+    """The kind of a module, with a digest of all its numbers and choices."""
+    choices = hashlib.sha256(repr(module).encode()).hexdigest()[:8]
+    return f"{type(module).__name__} {fingerprint(module)}{choices}"
+
+
 def fingerprint(tree: Any) -> str:
     """A digest of all arrays; functions count by name and by what they close over."""
     digest = hashlib.sha256()

@@ -188,7 +188,7 @@ class Run:
         # Once per run: the digest reads all data.
         return dict(
             jax=jax.__version__,
-            method=f"{self.method!r} {checkpoints.fingerprint(self.method)}",
+            method=checkpoints.label(self.method),
             problem=checkpoints.fingerprint(self.problem),
             num_steps=self.num_steps,
             chunk=self.chunk,

@@ -82,11 +82,7 @@ class Watch:
         if self.every_epoch is not None:
             row |= self.every_epoch(epoch, model, average, row) or {}
         self.rows.append(row)
-        text = (
-            f"loss {row['loss']:.3f}  attacked {row['accuracy']:.1%}  clean "
-            f"{row['clean']:.1%}  {row['images_per_second']:,.0f} images/s"
-        )
-        self.advance(1, text)
+        self.advance(1, in_words(row))
         if self.log is not None and jax.process_index() == 0:
             with open(self.log, "a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -95,6 +91,14 @@ class Watch:
     def _clean_accuracy(self, model) -> float:
         x, y = self.images.x_train[:_WATCHED], self.images.y_train[:_WATCHED]
         return float(_accuracy(model, jnp.asarray(x), jnp.asarray(y)))
+
+
+def in_words(row: dict) -> str:
+    """An epoch in a line."""
+    return (
+        f"loss {row['loss']:.3f}  attacked {row['accuracy']:.1%}  clean "
+        f"{row['clean']:.1%}  {row['images_per_second']:,.0f} images/s"
+    )
 
 
 def collapsed(attacked: float, clean: float) -> bool:
