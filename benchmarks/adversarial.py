@@ -92,6 +92,16 @@ def tune_16() -> list[Settings]:
     return [*signs, longer, tuned("ds-blo", **large)]
 
 
+def tune_long() -> list[Settings]:
+    """What a longer run gains from: a harder attack, slower averages, soft labels."""
+    harder = dict(attack_steps=3, sign_step=3 / 255)
+    return [
+        tuned("ds-blo", epochs=40, **harder),
+        tuned("ds-blo", epochs=40, average=0.999, **harder),
+        tuned("ds-blo", epochs=40, label_smoothing=0.2, **harder),
+    ]
+
+
 def final() -> list[Settings]:
     """Every method once."""
     return [tuned(method) for method in TUNED]
@@ -140,6 +150,7 @@ PLANS = {
     "tune": tune,
     "tune-weight": tune_weight,
     "tune-16": tune_16,
+    "tune-long": tune_long,
     "final": final,
     "final-16": final_16,
     "seeds": seeds,
