@@ -189,12 +189,15 @@ def main(sizes, instances, out) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--instances")
-    parser.add_argument("--dump")
-    default = os.path.join(os.path.dirname(__file__), "kornowski.md")
-    parser.add_argument("--out", default=default)
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="entries of y"
+    )
+    parser.add_argument("--instances", help="file that --dump has written")
+    parser.add_argument("--dump", help="write the published instances there (torch)")
+    parser.add_argument("--out", default="kornowski.md", help="for the table")
     arguments = parser.parse_args()
+    if arguments.instances and not os.path.exists(arguments.instances):
+        parser.error(f"{arguments.instances} does not exist; write it with --dump.")
     if arguments.dump:
         dump(arguments.dump)
     else:

@@ -114,7 +114,7 @@ def test_compare_writes_a_report_and_goes_on(good, capsys, tmp_path):
     assert (out / "rows.jsonl").read_bytes() == rows
     (result,) = told["results"]
     assert result["runs"] == result["trials"] == 2
-    assert result["LL solves of trials"] == 16
+    assert result["solves of trials"] == 16
     assert told["trouble"] == []
 
 
@@ -124,6 +124,9 @@ def test_compare_takes_families_and_ablations():
         "DS-BLO", "no q", "one fixed q", "no segment", "no momentum",
     ]  # fmt: skip
     assert "DS-BLO" in compare.methods(None, False)
+    two = ["DS-BLO", "[S]SIGD"]
+    assert list(compare.methods(["ds-blo,", "SSIGD"], False)) == two
+    assert list(compare.methods(["ds-blo, ssigd"], False)) == two
     case = compare.case("tight-10")
     assert case.name == "tight-10"
     problem = case.instance(0).problem.draw(jax.random.key(0))

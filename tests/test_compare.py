@@ -23,7 +23,14 @@ from bilevax._compare.grid import best_trial
 from bilevax._compare.profiles import cost_to_target, profiles, target_table
 from bilevax._compare.report import write_report
 from bilevax._compare.rows import Journal, read_rows
-from bilevax._compare.tables import to_csv, to_latex, to_markdown, to_text
+from bilevax._compare.tables import (
+    summary,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_text,
+    trouble_table,
+)
 from bilevax._history import History
 from bilevax._methods.base import AbstractMethod, Number, draws, number, report
 from bilevax._methods.catalogue import CATALOGUE, as_markdown
@@ -495,14 +502,33 @@ def test_time_to_target_by_hand():
     }
     row = table["p", 0.6, "A"]
     assert (row["runs"], row["reached"]) == (2, 2)
-    assert (row["iterations"], row["LL solves"]) == (10, 10)
+    assert (row["iterations"], row["solves"]) == (10, 10)
     assert row["seconds"] == pytest.approx(1.0)
     # One run of two never came there: the median is infinite.
     row = table["p", 0.1, "A"]
     assert (row["reached"], row["iterations"]) == (1, np.inf)
     row = table["p", 0.1, "B"]
-    assert (row["reached"], row["iterations"], row["LL solves"]) == (2, 15, 60)
+    assert (row["reached"], row["iterations"], row["solves"]) == (2, 15, 60)
     assert ("q", 0.1, "C") not in table
+
+
+def test_a_curve_of_seconds_ends_with_the_last_look():
+    # The slow method sets the grid; the fast one still shows where it ended.
+    fast = handmade("p", "fast", 0, [4.0, 2.0, 1.0])
+    slow = handmade("p", "slow", 0, [4.0, 3.0, 2.0])
+    slow["seconds"] = [10 * s for s in slow["seconds"]]
+    found = {curve.method: curve for curve in curves([fast, slow], "seconds", "value")}
+    assert found["fast"].at[-1] == pytest.approx(fast["seconds"][-1])
+    assert found["fast"].median[-1] == 1.0
+    assert found["slow"].median[-1] == 2.0
+
+
+def test_a_budget_spent_before_the_first_look_is_told():
+    row = handmade("p", "A", 0, [4.0, 2.0])
+    row["budget"] = row["budget"] | dict(lower_solves=1)
+    (told,) = trouble_table([row])
+    assert told["what"] == "has no result"
+    assert "A on p has no result" in summary([row])
 
 
 def test_curves_hold_medians_and_quartiles_of_what_is_known_by_then():
@@ -621,7 +647,7 @@ def test_a_report_has_all_its_files(written):
     assert set(results) == {"descent", "twin", "walk", "other walk", "faulty"}
     assert results["faulty"]["failed"] == "2"
     assert float(results["descent"]["step"]) == pytest.approx(0.1)
-    assert results["descent"]["LL solves of trials"] == "40"
+    assert results["descent"]["solves of trials"] == "40"
     with open(written["curves"]) as file:
         points = list(csv.DictReader(file))
     assert {p["axis"] for p in points} == {"step", "solves", "seconds"}
@@ -649,6 +675,10 @@ def test_problems_and_methods_can_be_given_in_several_ways():
     assert len(set(drawn)) == 3
     assert all(1 <= x <= 2 for x in drawn)
     assert list(runs.as_methods([Walk(), Descent()])) == ["Walk", "Descent"]
+    one: Any = Walk()
+    assert list(runs.as_methods(one)) == ["Walk"]
+    with pytest.raises(ValueError, match="must be a Budget"):
+        bx.compare({"a": (KINK, np.ones(1))}, [Walk()], budget=5)  # pyright: ignore
     assert runs.as_seeds(3) == [0, 1, 2]
     with pytest.raises(ValueError, match="needs a start"):
         runs.as_cases({"a": KINK})[0].instance(0)

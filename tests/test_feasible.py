@@ -10,13 +10,16 @@ import bilevax as bx
 from bilevax._feasible import onto_allowed
 
 
+def quadratic(x, y):
+    return 0.5 * jnp.sum(y**2)
+
+
 def coupled(rows, seed=0):
     """Rows `A y - x_i <= -1` that are empty at small `x`, and `0 <= x <= 4`."""
     rng = np.random.default_rng(seed)
     A = rng.normal(size=(rows, 5))
     constraints = bx.Polyhedron(A=A, B=-np.eye(rows), b=-np.ones(rows))
     domain = bx.Box(np.zeros(rows), np.full(rows, 4.0))
-    quadratic = lambda x, y: 0.5 * jnp.sum(y**2)
     return bx.Problem(quadratic, quadratic, constraints, domain=domain)
 
 
@@ -79,3 +82,46 @@ def test_an_interior_path_ends_in_the_units_of_the_program():
         np.testing.assert_allclose(path.y, exact.y, atol=1e-9)
         np.testing.assert_array_equal(path.active, exact.active)
         assert int(path.iterations.safeguard) == 0
+
+
+@pytest.mark.parametrize(
+    ("A", "B", "b", "x", "expected"),
+    [
+        # An infinite bound is no bound.
+        ([[1, 0], [-1, 0], [0, 1]], [[1], [1], [0]], [0, 0, np.inf], 3, 0),
+        # Two opposite rows leave no interior: y_0 = 1 - x, and y_0 <= x.
+        ([[1, 0], [-1, 0], [1, 0]], [[1], [-1], [-1]], [1, -1, 0], -2, 0.5),
+        # Rows far longer in y than in x, and far shorter.
+        ([[1e4, 0], [-1e4, 0], [0, 1e4]], [[1], [1], [0]], [-1, -1, 1], 3, -1),
+        ([[1e-6, 0], [-1e-6, 0], [0, 1e-6]], [[1], [1], [0]], [-1, -1, 1], 3, -1),
+    ],
+)
+def test_the_way_back_knows_odd_rows(A, B, b, x, expected):
+    A, B, b = (np.asarray(part, float) for part in (A, B, b))
+    rows = bx.Polyhedron(A=A, B=B, b=b)
+    problem = bx.Problem(quadratic, quadratic, rows, y0=jnp.zeros(2))
+    found = onto_allowed(problem, jnp.array([float(x)]))
+    # It stays inside by a tiny part of the lengths of the rows.
+    np.testing.assert_allclose(found, expected, atol=1e-8 * (1 + abs(A).max()))
+    after = bx.hypergradient(problem, found, throw=False)
+    assert bx.status_name(after.lower.status) != "infeasible"
+
+
+def test_members_of_a_large_batch_do_not_lose_their_nans():
+    # Large reductions lose NaNs on CPUs: failed factors must be noticed all the same.
+    rng = np.random.default_rng(0)
+    count, n, k = 200, 3, 60
+    A, b = rng.normal(size=(count, k, n)), rng.uniform(0.1, 1, (count, k))
+    pull = 5 * rng.normal(size=(count, n))
+    A[7, 3] = np.nan
+
+    def status(A, b, pull):
+        lower = lambda x, y: 0.5 * jnp.sum((y - pull * x[0]) ** 2)
+        rows = bx.Polyhedron(A=A, b=b)
+        problem = bx.Problem(lower, lower, rows, y0=jnp.zeros(n))
+        solution = bx.ActiveSet()(problem, jnp.ones(1))
+        return solution.success, jnp.all(jnp.isfinite(solution.y))
+
+    success, finite = jax.jit(jax.vmap(status))(A, b, pull)
+    np.testing.assert_array_equal(np.flatnonzero(~success), [7])
+    np.testing.assert_array_equal(np.flatnonzero(~finite), [7])

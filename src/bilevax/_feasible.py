@@ -87,11 +87,17 @@ def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     flat, unravel = ravel_pytree(x)
 
     def again(state, _):
-        found = nearest(problem, *state, coupled=True)
-        return (found.x, found.solution.y[flat.size :]), None
+        x, y, margin = state
+        found = nearest(problem, x, y, margin, coupled=True)
+        ahead = found.x, found.solution.y[x.size :], margin
+        # A set without an interior, such as two opposite rows, has no room for it.
+        stay = x, y, jnp.zeros_like(margin)
+        pick = lambda new, old: jnp.where(found.solution.success, new, old)
+        return jax.tree.map(pick, ahead, stay), None
 
     # Twice: what the weight on `y` leaves undone shrinks with the distance.
-    start = flat, ravel_pytree(problem.y0)[0].astype(flat.dtype)
+    y = ravel_pytree(problem.y0)[0].astype(flat.dtype)
+    start = flat, y, jnp.ones((), flat.dtype)
     return unravel(jax.lax.scan(again, start, None, length=2)[0][0])
 
 
@@ -99,35 +105,51 @@ def nearest(
     problem: Problem,
     x: Float[Array, " d"],
     y: Float[Array, " n"] | None = None,
+    margin: Float[Array, ""] | float = 1.0,
     *,
     coupled: bool,
 ) -> Nearest:
-    """Solve the joint program from `y`; without `coupled`, for the domain alone."""
-    rows = _rows(problem, x.size, x.dtype, coupled)
+    """Solve the joint program from `y`; without `coupled`, for the domain alone.
+
+    `margin`: 1 to stay a little inside the rows of the lower level, 0 for their edge.
+    """
+    rows = _rows(problem, x.size, x.dtype, coupled, margin)
     n = rows[0].shape[1] - x.size
+    weight = _weight(problem, x.size, x.dtype) if n else jnp.ones((), x.dtype)
     y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n] if y is None else y
     solver = ActiveSet(diagnose=False)
-    joint = _joint(rows, x, y)
+    joint = _joint(rows, x, y, weight)
     # Of a large program, the path through the interior visits far fewer points.
     large = joint.constraints.num_rows > _LARGE
     first = InteriorPoint(polish=solver)(joint, x) if large else blank_solution(joint)
 
     def proximal(state, _):
         y, last = state
-        solution = solver(_joint(rows, x, y), x, last)
+        solution = solver(_joint(rows, x, y, weight), x, last)
         return (jnp.where(solution.success, solution.y[x.size :], y), solution), None
 
     # One site of the solver in the program, however many steps.
     (y, solution), _ = jax.lax.scan(
         proximal, (y, first), None, length=_PROXIMAL_STEPS if n else 1
     )
-    return Nearest(solution.y[: x.size], _joint(rows, x, y), solution)
+    return Nearest(solution.y[: x.size], _joint(rows, x, y, weight), solution)
 
 
-def _joint(rows, x, y) -> Problem:
+def _weight(problem: Problem, d: int, dtype) -> Float[Array, ""]:
+    """Of `y` beside `x`, in the units in which the rows weigh both alike."""
+    A = problem.constraints.matrix(ravel_pytree(problem.y0)[0].size, dtype)
+    B = problem.constraints.coupling_matrix(d, dtype)
+    if B is None:
+        return jnp.asarray(_LOWER_WEIGHT, dtype)
+    ratio = jnp.linalg.norm(A) / jnp.linalg.norm(B)
+    usable = jnp.isfinite(ratio) & (ratio > 0)
+    return _LOWER_WEIGHT * jnp.where(usable, ratio, 1).astype(dtype) ** 2
+
+
+def _joint(rows, x, y, weight) -> Problem:
     return Problem(
         _no_upper,
-        _Distance(y),
+        _Distance(y, weight),
         Polyhedron(A=rows[0], b=rows[1], A_eq=rows[2], b_eq=rows[3]),
         y0=jnp.concatenate([x, y]),
     )
@@ -137,18 +159,19 @@ class _Distance(eqx.Module):
     """`|z - x|^2 / 2`, and a little weight on the distance of `y` to `near`."""
 
     near: Float[Array, " n"]
+    weight: Float[Array, ""]
 
     def __call__(self, x, u):
         z, y = u[: x.size], u[x.size :]
         distance = 0.5 * jnp.sum((z - x) ** 2)
-        return distance + 0.5 * _LOWER_WEIGHT * jnp.sum((y - self.near) ** 2)
+        return distance + 0.5 * self.weight * jnp.sum((y - self.near) ** 2)
 
 
 def _no_upper(x, u):
     return jnp.zeros((), u.dtype)
 
 
-def _rows(problem: Problem, d: int, dtype, coupled: bool):
+def _rows(problem: Problem, d: int, dtype, coupled: bool, margin=1.0):
     """All rows on `(x, y)`: `A, b, A_eq, b_eq`."""
     n = ravel_pytree(problem.y0)[0].size if coupled else 0
     less, equal = [], []
@@ -160,7 +183,8 @@ def _rows(problem: Problem, d: int, dtype, coupled: bool):
         # A little inside, or rounding would leave the lower level empty after all.
         rhs = constraints.rhs(jnp.zeros(d, dtype))
         scale = jnp.abs(rhs) + jnp.linalg.norm(both, axis=1)
-        rhs = rhs.at[:k].add(-2 * tolerances(dtype).accept * scale[:k])
+        shift = jnp.where(jnp.isfinite(rhs), 2 * tolerances(dtype).accept * scale, 0)
+        rhs = rhs.at[:k].add(-margin * shift[:k])
         less.append((both[:k], rhs[:k]))
         equal.append((both[k:], rhs[k:]))
     domain = problem.domain

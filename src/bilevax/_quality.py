@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 from ._adjoint import AbstractAdjoint, KKTSystem, largest_curvature
 from ._free import free_subspace
 from ._lower.base import LowerSolution
+from ._lower.dense import largest
 from ._tolerances import tolerances
 
 
@@ -131,5 +132,5 @@ def _is_quadratic(system: KKTSystem, x):
         return jnp.concatenate(pieces)
 
     here, there = curvature(system.y), curvature(system.y + away)
-    size = jnp.max(jnp.abs(here)) + jnp.max(jnp.abs(there))
-    return jnp.max(jnp.abs(here - there)) <= 100 * tol.rounding * size * scale
+    change, *size = largest(here - there, here, there)
+    return change <= 100 * tol.rounding * sum(size) * scale

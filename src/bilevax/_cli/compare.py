@@ -11,47 +11,54 @@ from .._compare.budget import Budget
 from .._compare.cases import Case
 from .._compare.grid import StepGrid
 from .._compare.runs import ROWS, Comparison, compare
-from .._compare.tables import result_table, to_text, trouble_table
+from .._compare.tables import result_table, trouble_table
 from .._methods.base import AbstractMethod
 from .._methods.catalogue import CATALOGUE
 from ..experiments.families import family_case
 from .problem_file import load
 
 TEXT = "run methods side by side, then write tables, figures and a page"
-# Columns of the table in the terminal; files have all.
-_COLUMNS = (
-    "problem", "method", "runs", "failed", "F (median)", "gap (median)", "seconds",
-    "step",
-)  # fmt: skip
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--problems", nargs="+", default=["tight-10"], metavar="NAME",
         help="families such as tight-10 or uniform-50 (a member per seed), or files "
-        "that define `problem` and `x0`, and perhaps `target`",
+        "that define `problem` and `x0`, and perhaps `target` (default: tight-10)",
     )  # fmt: skip
     sub.add_argument(
-        "--methods", metavar="NAME,NAME",
+        "--methods", nargs="+", metavar="NAME",
         help=f"all (default), or some of {', '.join(CATALOGUE)}",
     )  # fmt: skip
     sub.add_argument(
         "--ablations", action="store_true",
-        help="add DS-BLO without tilts, with one tilt, without segment points, without "
-        "momentum; with no --methods these alone",
+        help="add DS-BLO without tilts (no q), with one tilt (one fixed q), without "
+        "segment points, without momentum; with no --methods these alone",
     )  # fmt: skip
-    sub.add_argument("--seeds", type=int, default=5, help="runs per problem and method")
-    sub.add_argument("--steps", type=int, default=300, help="most steps of a run")
     sub.add_argument(
-        "--lower-solves", type=int, help="most lower-level solves of a run"
+        "--seeds", type=int, default=5, help="runs per problem and method (default: 5)"
     )
-    sub.add_argument("--seconds", type=float, help="most seconds of a run")
-    sub.add_argument("--look-every", type=int, default=10, help="steps between looks")
+    sub.add_argument(
+        "--steps", type=int, default=300, help="most steps of a run (default: 300)"
+    )
+    sub.add_argument(
+        "--lower-solves", type=int,
+        help="most lower-level solves of a run, watched at its looks",
+    )  # fmt: skip
+    sub.add_argument("--seconds", type=float, help="most seconds of a run, likewise")
+    sub.add_argument(
+        "--look-every", type=int, default=10,
+        help="steps between two looks at F, the points of all curves (default: 10)",
+    )  # fmt: skip
     sub.add_argument(
         "--tune", type=int, default=0, metavar="N",
         help="trials per method for its step (default: 0, each with its own default)",
     )  # fmt: skip
-    sub.add_argument("--out", default="results/compare", metavar="FOLDER")
+    sub.add_argument(
+        "--out", default="results/compare", metavar="FOLDER",
+        help="for rows, tables, figures and the page; the same command goes on where "
+        "it was interrupted (default: results/compare)",
+    )  # fmt: skip
 
 
 def kept(options) -> str:
@@ -79,13 +86,12 @@ def run(options) -> int:
 
 def show(comparison: Comparison, paths: dict[str, str], as_json: bool) -> int:
     """Print the results and where the report is."""
-    results, trouble = result_table(comparison.rows), trouble_table(comparison.rows)
     if as_json:
+        results = result_table(comparison.rows)
+        trouble = trouble_table(comparison.rows)
         print(json.dumps(dict(results=results, trouble=trouble, files=paths)))
         return 0
-    print(to_text([{name: row[name] for name in _COLUMNS} for row in results]))
-    for row in trouble:
-        print(f"{row['method']} on {row['problem']} {row['what']}: {row['why']}")
+    print(comparison)
     print(f"report: {paths['report']}")
     return 0
 
@@ -100,15 +106,16 @@ def case(name: str) -> Case:
     return Case(Path(name).stem, names["problem"], names["x0"], target, digest)
 
 
-def methods(names: str | None, with_ablations: bool) -> dict[str, AbstractMethod]:
-    """Methods by the name they have in tables."""
-    if names is None:
-        names = "" if with_ablations else "all"
+def methods(names: list[str] | None, with_ablations: bool) -> dict[str, AbstractMethod]:
+    """Methods by the name they have in tables; names may be split by commas too."""
+    listed = [] if with_ablations else ["all"]
+    if names is not None:
+        listed = [word.lower() for word in ",".join(names).replace(",", " ").split()]
     chosen: dict[str, AbstractMethod] = {}
-    for command in CATALOGUE if names == "all" else filter(None, names.split(",")):
+    for command in CATALOGUE if listed == ["all"] else listed:
         if command not in CATALOGUE:
-            listed = ", ".join(CATALOGUE)
-            raise ValueError(f"{command!r} is no method; there are {listed}.")
+            known = ", ".join(CATALOGUE)
+            raise ValueError(f"{command!r} is no method; there are {known}.")
         entry = CATALOGUE[command]
         chosen[entry.name] = entry.kind()
     return chosen | (dict(ablations()) if with_ablations else {})

@@ -56,6 +56,8 @@ class Instance:
 
 def as_cases(problems: Mapping[str, Any] | Iterable[Case]) -> list[Case]:
     """Cases from a list of them, or from `{name: problem or (problem, x0)}`."""
+    if isinstance(problems, Case):
+        problems = [problems]
     if isinstance(problems, Mapping):
         cases = [_as_case(str(name), entry) for name, entry in problems.items()]
     else:
@@ -82,6 +84,8 @@ def as_methods(
     methods: Mapping[str, AbstractMethod] | Iterable[AbstractMethod],
 ) -> dict[str, AbstractMethod]:
     """Methods by name; those of a list are named by their class."""
+    if isinstance(methods, AbstractMethod):
+        methods = [methods]
     if isinstance(methods, Mapping):
         pairs = [(str(name), method) for name, method in methods.items()]
     else:

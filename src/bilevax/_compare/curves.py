@@ -98,16 +98,17 @@ def curves(rows: list[dict], axis: str, quantity: str = "gap") -> list[Curve]:
     for (problem,), group in grouped(ran, "problem").items():
         grid = _grid([getattr(read_looks(row), axis) for row in group], axis)
         for (method,), runs in grouped(group, "method").items():
+            ends = [getattr(read_looks(row), axis)[-1:] for row in runs]
+            end = max(np.concatenate(ends), default=0.0)
+            # The last look exactly: rarely is it on a grid that all methods share.
+            own = np.append(grid[grid < end], end)
             lines = []
             for row in runs:
                 looks = read_looks(row)
                 y = gaps(row, known) if quantity == "gap" else looks.value
-                lines.append(_at(grid, getattr(looks, axis), y))
-            ends = [getattr(read_looks(row), axis)[-1:] for row in runs]
-            end = max(np.concatenate(ends), default=0.0)
-            inside = grid <= end * (1 + 1e-12)
-            low, median, high = _quantiles(np.array(lines)[:, inside])
-            found.append(Curve(problem, method, grid[inside], median, low, high))
+                lines.append(_at(own, getattr(looks, axis), y))
+            low, median, high = _quantiles(np.array(lines))
+            found.append(Curve(problem, method, own, median, low, high))
     return found
 
 

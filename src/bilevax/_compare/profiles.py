@@ -84,7 +84,7 @@ def target_table(rows: list[dict], targets=TARGETS) -> list[dict]:
                         "runs": len(runs),
                         "reached": int(np.sum(np.isfinite(cost["step"]))),
                         "iterations": _median(cost["step"]),
-                        "LL solves": _median(cost["solves"]),
+                        "solves": _median(cost["solves"]),
                         "seconds": _median(cost["seconds"]),
                     }
                 )

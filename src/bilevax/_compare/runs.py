@@ -20,6 +20,7 @@ from .cases import Case, Instance, as_cases, as_methods, as_seeds
 from .curves import read_looks
 from .grid import StepGrid, best_trial
 from .rows import Journal, identity
+from .tables import summary
 
 ROWS = "rows.jsonl"
 
@@ -36,6 +37,16 @@ class Comparison:
     trials: list[dict]
     folder: Path | None = None
 
+    def __str__(self) -> str:
+        """A table with a line per problem and method."""
+        return summary(self.rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"Comparison({len(self.rows)} rows, {len(self.trials)} trials, "
+            f"folder={str(self.folder) if self.folder else None!r})"
+        )
+
     def report(self, folder: str | os.PathLike | None = None, **texts) -> dict:
         """Write tables, figures and a page; returns their paths by name.
 
@@ -45,7 +56,10 @@ class Comparison:
 
         folder = self.folder if folder is None else Path(folder)
         if folder is None:
-            raise ValueError("`folder` is needed: the comparison was kept in memory.")
+            raise ValueError(
+                "name a folder, as in `report('results')`: the comparison was kept in "
+                "memory."
+            )
         return write_report(folder, self.rows, **texts)
 
 
@@ -73,11 +87,16 @@ def compare(
     A seed fixes the start and all draws: tilts, segment points, samples and directions
     are the same for all methods. `F` is always evaluated with the lower level
     unperturbed and solved exactly. Seconds are those of the steps alone; a run that is
-    not counted compiles first. A method that refuses a problem and a run that fails
+    not counted compiles first. Nothing is polished, and the last iterate counts, not
+    the best one. A method that refuses a problem and a run that fails
     leave a row that says why.
     """
     cases, named, seeds = as_cases(problems), as_methods(methods), as_seeds(seeds)
     budget = Budget() if budget is None else budget
+    if not isinstance(budget, Budget):
+        raise ValueError(
+            f"`budget` must be a Budget, such as Budget(steps=300); got {budget!r}."
+        )
     grid = StepGrid(tune) if isinstance(tune, int) and tune else tune or None
     if grid is not None and set(grid.seeds) & set(seeds):
         raise ValueError("Seeds of `tune` must not be among the `seeds` that count.")
@@ -188,6 +207,7 @@ class _Bench:
             trials=len(cost),
             lower_solves=work("lower_solves"),
             penalty_solves=work("penalty_solves"),
+            solves=sum((row["solves"] or [0])[-1] for row in cost),
             seconds=sum((row["seconds"] or [0.0])[-1] for row in cost),
         )
 

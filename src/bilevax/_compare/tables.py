@@ -50,11 +50,25 @@ def result_table(rows: list[dict]) -> list[dict]:
                 ),
                 "step": tuning.get("chosen"),
                 "trials": tuning.get("trials", 0),
-                "LL solves of trials": tuning.get("lower_solves", 0),
+                "solves of trials": tuning.get("solves", 0),
                 "seconds of trials": tuning.get("seconds", 0.0),
             }
         )
     return table
+
+
+def summary(rows: list[dict]) -> str:
+    """The end of the runs for a terminal; then refusals and failures."""
+    names = (
+        "problem", "method", "runs", "failed", "F (median)", "gap (median)", "seconds",
+        "step",
+    )  # fmt: skip
+    lines = [
+        to_text([{name: row[name] for name in names} for row in result_table(rows)])
+    ]
+    for row in trouble_table(rows):
+        lines.append(f"{row['method']} on {row['problem']} {row['what']}: {row['why']}")
+    return "\n".join(filter(None, lines))
 
 
 def work_table(rows: list[dict]) -> list[dict]:
@@ -74,14 +88,23 @@ def work_table(rows: list[dict]) -> list[dict]:
 
 
 def trouble_table(rows: list[dict]) -> list[dict]:
-    """Refusals and failures, with their reasons."""
+    """Refusals, failures and runs without a result, with their reasons."""
     bad = [row for row in rows if row["status"] != "finished"]
+    for row in rows:
+        if row["status"] == "finished" and _only_started(row):
+            why = "the budget was spent before the first look; look more often."
+            bad.append(row | dict(status="has no result", message=why))
     groups = grouped(bad, "problem", "method", "status", "message")
     names = ("problem", "method", "what", "why")
     return [
         dict(zip(names, key, strict=True)) | {"runs": len(group)}
         for key, group in groups.items()
     ]
+
+
+def _only_started(row: dict) -> bool:
+    """Whether no look but that at the start lies within the budget."""
+    return len(row["value"]) > 1 and len(read_looks(row).value) == 1
 
 
 def _ran(rows: list[dict]):

@@ -55,7 +55,7 @@ def unit_rows(constraints, x, size: int, dtype) -> Rows:
     equality = jnp.arange(k) >= constraints.num_inequalities
     # Two steps, so that rows near the limits of the exponent neither over- nor
     # underflow.
-    largest = jnp.max(jnp.abs(A), axis=1, initial=0)
+    largest = jnp.max(sizes(A), axis=1, initial=0)
     safe = jnp.where(largest > 0, largest, 1)
     norm = safe * jnp.sqrt(jnp.sum((A / safe[:, None]) ** 2, axis=1))
     norm = jnp.where(largest > 0, norm, 1)
@@ -224,15 +224,16 @@ def schur(factor: Factor, active) -> Schur:
         rows = jnp.nonzero(active, size=n, fill_value=k)[0]
         gram, part, sigma = gram[rows][:, rows], rows < k, sigma[rows]
     root = schur_root(gram, part, tol.regularise)
-    pivot = jnp.min(jnp.where(part, jnp.diagonal(root) ** 2, 1), initial=1)
+    pivots = jnp.where(part, jnp.diagonal(root) ** 2, 1)
     half = triangular_solve(root, jnp.diag(part / sigma), left_side=True, lower=True)
     plain = half.T @ half
     if k > n:
-        pivot = jnp.where(jnp.sum(active) > n, 0, pivot)
+        pivots = jnp.where(jnp.sum(active) > n, 0, pivots)
         plain = (
             jnp.zeros_like(factor.gram).at[rows[:, None], rows].set(plain, mode="drop")
         )
-    exact = pivot > tol.dependent
+    # Compared one by one: a failed factor is NaN, and NaN compares false.
+    exact = jnp.all(pivots > tol.dependent)
     # Of dependent rows an explicit inverse would have no correct digit.
     inverse = run_if(
         ~exact,
@@ -241,7 +242,8 @@ def schur(factor: Factor, active) -> Schur:
         ),
         plain,
     )
-    return Schur(inverse, active, pivot > jnp.sqrt(tol.eps), exact)
+    independent = jnp.all(pivots > jnp.sqrt(tol.eps))
+    return Schur(inverse, active, independent, exact)
 
 
 def _pseudo_inverse(factor: Factor, active):
@@ -275,16 +277,25 @@ def kkt_solve(factor: Factor, rows_inverse: Schur, top, bottom):
     return both[:n] - mu @ factor.lift, mu
 
 
+def sizes(array: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Absolute values, and infinity for NaN.
+
+    Large reductions of XLA on CPUs lose NaNs in `min` and `max`, so that one would go
+    unnoticed in a long vector or a large batch.
+    """
+    return jnp.where(jnp.isnan(array), jnp.inf, jnp.abs(array))
+
+
 def largest(*arrays) -> list[Float[Array, ""]]:
-    """The largest absolute entry of each array, in one reduction where shapes allow.
+    """The largest of the `sizes` of each array, in one reduction where shapes allow.
 
     Small problems are bound by the number of kernels, not by arithmetic.
     """
     if arrays[0].size == 0:
         return [jnp.zeros((), array.dtype) for array in arrays]
     if arrays[0].ndim == 1 and len({array.shape for array in arrays}) == 1:
-        return list(jnp.max(jnp.abs(jnp.stack(arrays)), axis=1))
-    return [jnp.max(jnp.abs(array)) for array in arrays]
+        return list(jnp.max(sizes(jnp.stack(arrays)), axis=1))
+    return [jnp.max(sizes(array)) for array in arrays]
 
 
 def ratio(part, whole):

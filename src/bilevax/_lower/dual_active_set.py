@@ -118,7 +118,8 @@ def dual_active_set(
     mu = jnp.where(usable & jnp.isfinite(mu), jnp.maximum(mu, _floor(equality)), 0)
     if guess is not None and k:
         root = schur_root(gram, mu != 0, tol.eps)
-        independent = jnp.min(jnp.diagonal(root)) ** 2 > tol.dependent
+        # One by one: a failed factor is NaN, which large reductions may lose.
+        independent = jnp.all(jnp.diagonal(root) ** 2 > tol.dependent)
         mu = jnp.where(independent, mu, 0)
     start = DualState(
         working=mu != 0,

@@ -49,7 +49,7 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     lengths are zero, a tiny part of the distance that the forces move `y` against
     `stiffness`, the largest diagonal entry of `H`, takes their place, but no more than
     the lengths of other rows: at a vertex, forces of any size move nothing. A NaN
-    anywhere makes `kkt` NaN.
+    anywhere makes `kkt` infinite or NaN.
     """
     gradient, curvature = jax.jvp(lower.gradient, (y,), (y,))
     pull = multipliers @ rows.A
@@ -65,6 +65,7 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     negative = jnp.where(rows.equality, 0, -multipliers)
     # One reduction over rows: both kinds of trouble in units of their own scale.
     trouble = jnp.maximum(ratio(excess, length), ratio(negative, force))
+    trouble = jnp.where(jnp.isnan(trouble), jnp.inf, trouble)  # see `sizes`
     kkt = jnp.maximum(ratio(rest, force), jnp.max(trouble, initial=0))
     return Point(
         y, multipliers, active, gradient, stationarity, violation, force, length, kkt

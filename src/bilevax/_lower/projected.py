@@ -16,7 +16,7 @@ from .._free import free_solve, free_subspace
 from .._status import Status
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution
-from .dense import FlatLower, flatten
+from .dense import FlatLower, flatten, largest, ratio
 
 
 class ProjectedGradient(AbstractLowerSolver):
@@ -114,7 +114,7 @@ def _face(lower: FlatLower, constraints, y) -> _Face:
     gradient, curved = jax.jvp(lower.gradient, (y,), (y,))
     slack = constraints.rhs(None) - constraints.push(y)
     equality = jnp.arange(slack.size) >= constraints.num_inequalities
-    gap = jnp.max(jnp.where(equality, jnp.abs(slack), 0), initial=0)
+    gap = largest(jnp.where(equality, slack, 0))[0]
     slack = jnp.where(equality, 0, slack)
     met = equality | (slack <= 0)
     free = free_subspace(constraints, met, y.size, y.dtype)
@@ -127,15 +127,13 @@ def _face(lower: FlatLower, constraints, y) -> _Face:
     active = equality | (active & (multipliers > 0))
     multipliers = jnp.where(active, multipliers, 0)
     stationarity = gradient + constraints.pull(multipliers)
-    force = (
-        jnp.max(jnp.abs(curved))
-        + jnp.max(jnp.abs(gradient - curved))
-        + jnp.max(jnp.abs(multipliers), initial=0)
-    )
-    kkt = jnp.max(jnp.abs(stationarity)) / jnp.where(force > 0, force, 1)
+    parts = (curved, gradient - curved, multipliers, stationarity)
+    *forces, rest = (largest(part)[0] for part in parts)
+    force = sum(forces)
+    kkt = ratio(rest, force)
     if constraints.num_equalities:
-        length = jnp.max(jnp.abs(y)) + jnp.max(jnp.abs(constraints.rhs(None)))
-        kkt = jnp.maximum(kkt, gap / jnp.where(length > 0, length, 1))
+        length = largest(y)[0] + largest(constraints.rhs(None))[0]
+        kkt = jnp.maximum(kkt, ratio(gap, length))
     return _Face(y, gradient, multipliers, active, slack, stationarity, force, kkt)
 
 
@@ -177,7 +175,7 @@ def _accelerate(lower, constraints, face: _Face, curvature, num_steps, rounding)
         grown = jnp.where(restart, 1.0, grown)
         weight = jnp.where(restart, 0.0, (momentum - 1) / grown)
         ahead = new + weight * (new - y)
-        still = jnp.max(jnp.abs(new - y)) <= rounding * jnp.max(jnp.abs(new))
+        still = largest(new - y)[0] <= rounding * largest(new)[0]
         return new, ahead, grown, curvature, count + 1, still
 
     y = face.y
@@ -213,7 +211,7 @@ def _polish(lower, constraints, face: _Face, cg_steps):
 def _solution(problem, x, lower: FlatLower, end: _Round, tol) -> LowerSolution:
     face, constraints = end.face, problem.constraints
     equality = jnp.arange(face.slack.size) >= constraints.num_inequalities
-    residual = jnp.max(jnp.abs(face.stationarity))
+    residual = largest(face.stationarity)[0]
     force_noise = tol.safety * (residual + tol.eps * face.force)
     scale = constraints.rhs_scale(x)
     scale = jnp.where(jnp.isfinite(scale), scale, 0)

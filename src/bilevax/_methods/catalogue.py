@@ -26,8 +26,8 @@ from .zero_order import ZeroOrder
 _KHANDURI = "Khanduri et al., ICML 2023"
 _KORNOWSKI = "Kornowski et al., NeurIPS 2024"
 _XIAO = "Xiao et al., AISTATS 2023"
-_INGD = "Zhang et al., ICML 2020; Davis et al., NeurIPS 2022"
-_TIAN = "Tian, Zhou and So, ICML 2022"
+_INGD = "Zhang et al., ICML 2020"
+_PERTURBED = "Davis et al., NeurIPS 2022; Tian, Zhou and So, ICML 2022"
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ CATALOGUE: dict[str, Entry] = {
         "single level", _STO, _DIRECT, _G, "Õ(ε⁻⁴ δ⁻¹)",
     ),
     "perturbed-ingd": Entry(
-        "Perturbed INGD", PerturbedINGD, "test_ingd.py", _TIAN,
+        "Perturbed INGD", PerturbedINGD, "test_ingd.py", _PERTURBED,
         "single level", _DET, _DIRECT, _G, "Õ(ε⁻³ δ⁻¹)",
     ),
     "perturbed-stochastic-ingd": Entry(
         "Perturbed Stochastic INGD", PerturbedStochasticINGD,
-        "test_ingd.py", _TIAN, "single level", _STO,
+        "test_ingd.py", _PERTURBED, "single level", _STO,
         _DIRECT, _G, "Õ(ε⁻⁴ δ⁻¹)",
     ),
     "proximal-subgradient": Entry(

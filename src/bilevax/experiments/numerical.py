@@ -18,7 +18,7 @@ INTRO = (
     "the minimiser; in the tight family several are for d = 10, none for d = 50. All "
     "runs start at x = 1. Steps are constant and tuned in [1e-3, 1e-1], as in the "
     "paper, which gives no momentum for DS-BLO: it is 0.5 here, since with 0.9 a "
-    "hundred steps end before it has stopped to overshoot. Lines are medians over "
+    "hundred steps end before it has stopped overshooting. Lines are medians over "
     "seeds, each with its own problem; bands reach from the lower to the upper "
     "quartile."
 )
