@@ -4,6 +4,8 @@ The second part is a polyhedron too, the shadow of `{(x, y) : A y + B x <= b}`, 
 nearest allowed `x` is one convex quadratic program in `(x, y)`.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -171,7 +173,7 @@ def _no_upper(x, u):
     return jnp.zeros((), u.dtype)
 
 
-def _rows(problem: Problem, d: int, dtype, coupled: bool, margin=1.0):
+def _rows(problem: Problem, d: int, dtype, coupled: bool, margin: Any = 1.0):
     """All rows on `(x, y)`: `A, b, A_eq, b_eq`."""
     n = ravel_pytree(problem.y0)[0].size if coupled else 0
     less, equal = [], []

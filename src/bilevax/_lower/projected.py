@@ -128,8 +128,8 @@ def _face(lower: FlatLower, constraints, y) -> _Face:
     multipliers = jnp.where(active, multipliers, 0)
     stationarity = gradient + constraints.pull(multipliers)
     parts = (curved, gradient - curved, multipliers, stationarity)
-    *forces, rest = (largest(part)[0] for part in parts)
-    force = sum(forces)
+    bend, slope, push, rest = (largest(part)[0] for part in parts)
+    force = bend + slope + push
     kkt = ratio(rest, force)
     if constraints.num_equalities:
         length = largest(y)[0] + largest(constraints.rhs(None))[0]
