@@ -73,7 +73,17 @@ def test_the_readme_example_runs():
         exec(compile(block, "README.md", "exec"), scope)
     assert scope["e"].success
     assert abs(scope["s"].value + 6) < 1e-6
-    assert len(scope["comparison"].rows) == 4
+    statuses = [row["status"] for row in scope["comparison"].rows]
+    assert sorted(statuses) == ["finished"] * 4 + ["refused"] * 2
+
+
+def test_the_example_of_comparing_runs():
+    text = (REPOSITORY / "docs" / "compare.md").read_text()
+    scope: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(block, "compare.md", "exec"), scope)
+    assert -6 - 1e-9 <= scope["best"] < -4
+    assert "[S]SIGD" in str(scope["comparison"])
 
 
 def test_the_demo_prints_its_table():
