@@ -115,7 +115,7 @@ def nearest(
 
     `margin`: 1 to stay a little inside the rows of the lower level, 0 for their edge.
     """
-    rows = _rows(problem, x.size, x.dtype, coupled, margin)
+    rows = joint_rows(problem, x.size, x.dtype, coupled, margin)
     n = rows[0].shape[1] - x.size
     weight = _weight(problem, x.size, x.dtype) if n else jnp.ones((), x.dtype)
     y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n] if y is None else y
@@ -173,7 +173,7 @@ def _no_upper(x, u):
     return jnp.zeros((), u.dtype)
 
 
-def _rows(problem: Problem, d: int, dtype, coupled: bool, margin: Any = 1.0):
+def joint_rows(problem: Problem, d: int, dtype, coupled: bool, margin: Any = 1.0):
     """All rows on `(x, y)`: `A, b, A_eq, b_eq`."""
     n = ravel_pytree(problem.y0)[0].size if coupled else 0
     less, equal = [], []

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from .._adjoint import largest_curvature
 from .._constraints import Polyhedron
 from .._constraints.base import AbstractFixedSet
-from .._feasible import _rows as joint_rows, onto_domain
+from .._feasible import joint_rows, onto_domain
 from .._implicit import Evaluation
 from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
