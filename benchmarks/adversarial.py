@@ -5,12 +5,14 @@
 One row of JSON per finished run: its settings, clean accuracy, accuracy under PGD-50
 with restarts and under the ensemble, for the last weights and their average, seconds
 per epoch. A row that is there already is not made again, so a killed run goes on with
-the next one. Plan `tune` trains on 45 000 images and scores the other 5 000 of the
-training set; all others train on 50 000 and score the test set once.
+the next one; processes that share a folder of `--claims` share the work. Plans named
+`tune` train on 45 000 images and score the other 5 000 of the training set; all others
+train on 50 000 and score the test set once.
 """
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -36,19 +38,19 @@ TUNED = {
 }
 # At 16/255 a plain step is too weak: all take sign steps of 4/255, see adversarial.md.
 LARGE = dict(epsilon=16 / 255, sign_step=4 / 255)
-# Clean and robust accuracy that the paper reports, at the variance with the best
-# robust one; it names neither epochs nor the attack.
+# Clean and robust accuracy that the paper reports, by method, radius and variance of
+# the tilt; it names neither epochs nor the attack.
 PAPER = {
-    ("at", 8): (80.83, 50.63),
-    ("trades", 8): (80.88, 51.34),
-    ("pigd", 8): (79.43, 51.55),
-    ("ssigd", 8): (80.49, 50.79),
-    ("ds-blo", 8): (81.11, 51.79),
-    ("at", 16): (70.19, 32.31),
-    ("trades", 16): (70.25, 33.39),
-    ("pigd", 16): (70.11, 33.75),
-    ("ssigd", 16): (71.35, 32.73),
-    ("ds-blo", 16): (70.32, 33.99),
+    ("at", 8): {None: (80.83, 50.63)},
+    ("trades", 8): {None: (80.88, 51.34)},
+    ("pigd", 8): {None: (79.43, 51.55)},
+    ("ssigd", 8): {2e-5: (80.49, 50.79), 6e-5: (81.59, 50.66), 8e-5: (83.33, 49.91)},
+    ("ds-blo", 8): {1e-5: (80.86, 50.86), 5e-5: (81.11, 51.79), 1e-4: (81.19, 51.59)},
+    ("at", 16): {None: (70.19, 32.31)},
+    ("trades", 16): {None: (70.25, 33.39)},
+    ("pigd", 16): {None: (70.11, 33.75)},
+    ("ssigd", 16): {2e-5: (71.35, 32.73), 6e-5: (73.72, 29.19), 8e-5: (73.14, 29.88)},
+    ("ds-blo", 16): {1e-5: (71.49, 32.29), 5e-5: (70.32, 33.99), 1e-4: (70.85, 33.13)},
 }
 
 
@@ -119,11 +121,12 @@ def seeds() -> list[Settings]:
 
 
 def sweep() -> list[Settings]:
-    """Two more variances of the tilt."""
+    """Two more variances of the tilt, the least and the largest of the paper."""
+    ends = {"ds-blo": (1e-5, 1e-4), "ssigd": (2e-5, 8e-5)}
     return [
         tuned(method, variance=variance)
-        for method in ("ds-blo", "ssigd")
-        for variance in (1e-5, 1e-4)
+        for method, variances in ends.items()
+        for variance in variances
     ]
 
 
@@ -165,18 +168,49 @@ def plan(name: str) -> list[Settings]:
     return PLANS[name]()
 
 
+def held_out_by(name: str) -> int:
+    return HELD_OUT if name.startswith("tune") else 0
+
+
+def claimed(folder: Path | None, identity: str) -> bool:
+    """Whether another process has this run; if not, it is ours from now on."""
+    if folder is None:
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / hashlib.sha256(identity.encode()).hexdigest()[:16]).touch(
+            exist_ok=False
+        )
+    except FileExistsError:
+        return True
+    return False
+
+
 def identity(settings: Settings, held_out: int) -> str:
     return json.dumps(settings.as_row() | dict(held_out=held_out), sort_keys=True)
 
 
-def run(settings: Settings, images: Images, held_out: int, sharing: int) -> dict:
+def scoring(plan: str) -> dict[str, dict]:
+    """How the last weights and their average are scored; the ensemble is the price."""
+    if plan.startswith("tune"):
+        quick = dict(restarts=1, ensemble=False)
+        return dict(raw=quick, average=quick)
+    return dict(
+        raw=dict(ensemble=plan in ("final", "final-16", "long")),
+        average=dict(ensemble=plan != "sweep"),
+    )
+
+
+def run(settings: Settings, images: Images, plan: str, sharing: int) -> dict:
+    held_out = held_out_by(plan)
     began = time.perf_counter()
     trained = train(images, settings)
     training = time.perf_counter() - began
-    quick = dict(restarts=1, ensemble=False) if held_out else {}
-    scores = {}
-    for name, model in (("raw", trained.model), ("average", trained.average)):
-        scores[name] = score(model, images, settings, **quick)
+    models = dict(raw=trained.model, average=trained.average)
+    scores = {
+        name: score(models[name], images, settings, **how)
+        for name, how in scoring(plan).items()
+    }
     seconds = [row["seconds"] for row in trained.rows]
     return dict(
         settings=settings.as_row(),
@@ -217,6 +251,43 @@ def attack(settings: dict) -> str:
     return f"{signs} + 1 plain of {plain}" if own else signs
 
 
+def in_paper(settings: dict) -> str:
+    """What the paper reports at this radius, or at the variance nearest to this one."""
+    radius = round(255 * settings["epsilon"])
+    reported = PAPER.get((settings["method"], radius))
+    if reported is None:
+        return "–"
+    if None in reported:
+        return "{} / {}".format(*reported[None])
+    variance = settings["variance"]
+    near = min(reported, key=lambda other: abs(other - variance))
+    numbers = "{} / {}".format(*reported[near])
+    return numbers if near == variance else f"{numbers} at {near:.0e}"
+
+
+def spread(rows: list[dict]) -> str:
+    """Averaged weights: mean and deviation over seeds, all else being equal."""
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        same = dict(row["settings"], seed=None, held_out=row["held_out"])
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(row)
+    lines = [
+        "| method | eps | epochs | seeds | SA | RA | ensemble |",
+        "|---|---|---|---|---:|---:|---:|",
+    ]
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        s = group[0]["settings"]
+        cells = [s["method"], f"{round(255 * s['epsilon'])}/255", s["epochs"]]
+        cells.append(len(group))
+        for kind in ("clean", "pgd", "ensemble"):
+            found = [100 * row["scores"]["average"][kind] for row in group]
+            cells.append(f"{np.mean(found):.2f} ± {np.std(found, ddof=1):.2f}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
 def table(rows: list[dict]) -> str:
     """Rows as Markdown."""
     head = (
@@ -247,8 +318,7 @@ def table(rows: list[dict]) -> str:
                 f"{100 * scores[kind]:.2f}" if kind in scores else "–"
                 for kind in ("clean", "pgd", "ensemble")
             ]
-        paper = None if row["held_out"] else PAPER.get((s["method"], radius))
-        cells.append("–" if paper is None else f"{paper[0]} / {paper[1]}")
+        cells.append("–" if row["held_out"] else in_paper(s))
         # Seconds of a run that had the device to itself; others say nothing.
         alone = row.get("sharing", 1) == 1
         cells.append(f"{row['seconds_per_epoch']:.2f}" if alone else "shared")
@@ -266,12 +336,14 @@ def main():
         "--sharing", type=int, default=1, help="runs on the device at once, for the row"
     )
     parser.add_argument("--out", type=Path, default=Path("results/adversarial.jsonl"))
+    parser.add_argument("--claims", type=Path, help="folder of processes that share")
     parser.add_argument("--minutes", type=float, default=1e9, help="then start no more")
     parser.add_argument("--epochs", type=int, help="instead of those of the plan")
     options = parser.parse_args()
     if options.table is not None:
         lines = options.table.read_text().splitlines()
-        print(table([json.loads(line) for line in lines]))
+        rows = [json.loads(line) for line in lines]
+        print(table(rows), spread(rows), sep="\n\n")
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -279,7 +351,7 @@ def main():
     done = {json.loads(row)["identity"] for row in rows}
     whole = load_images("cifar10", options.data)
     for name in options.plan:
-        held_out = HELD_OUT if name.startswith("tune") else 0
+        held_out = held_out_by(name)
         images = split(whole, held_out) if held_out else whole
         for settings in plan(name):
             if options.epochs:
@@ -287,9 +359,10 @@ def main():
             if options.methods and settings.method not in options.methods:
                 continue
             late = time.perf_counter() - began > 60 * options.minutes
-            if late or identity(settings, held_out) in done:
+            name_of_run = identity(settings, held_out)
+            if late or name_of_run in done or claimed(options.claims, name_of_run):
                 continue
-            row = run(settings, images, held_out, options.sharing)
+            row = run(settings, images, name, options.sharing)
             with options.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{time.perf_counter() - began:6.0f} s  {brief(row)}", flush=True)
