@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import sys
 from pathlib import Path
 
 from .._compare.ablations import ablations
@@ -79,7 +78,7 @@ def run(options) -> int:
         ),
         tune=StepGrid(options.tune) if options.tune else None,
         folder=options.out,
-        progress=not options.json and sys.stderr.isatty(),
+        progress=not options.json,
     )
     return show(comparison, comparison.report(), options.json)
 

@@ -1,7 +1,6 @@
 """`bilevax experiment`: what the paper ran."""
 
 import argparse
-import sys
 
 from ..experiments import numerical
 from .compare import kept as kept, show
@@ -38,6 +37,6 @@ def run(options) -> int:
         num_seeds=options.seeds,
         num_steps=options.steps,
         trials=options.tune,
-        progress=not options.json and sys.stderr.isatty(),
+        progress=not options.json,
     )
     return show(comparison, paths, options.json)

@@ -18,7 +18,13 @@ def main(arguments: list[str] | None = None) -> int:
     if (options.precision or options.usual_precision) == "float64":
         jax.config.update("jax_enable_x64", True)
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader is gone, as with `| head`; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (FileError, CheckpointError, BilevelError) as error:
         return complain(str(error))
     except KeyboardInterrupt:

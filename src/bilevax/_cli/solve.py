@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import jax
@@ -52,7 +51,7 @@ def run(options) -> int:
         certify=options.certify,
         checkpoint=options.checkpoint,
         chunk=options.chunk,
-        progress=not options.json and sys.stderr.isatty(),
+        progress=not options.json,
         throw=False,
     )
     if options.json:

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import jax
@@ -112,7 +111,7 @@ def kept(options) -> str:
 def run(options) -> int:
     from ..adversarial.devices import connect
     from ..adversarial.images import load_images, split
-    from ..adversarial.training import in_words, score, train
+    from ..adversarial.training import score, train
 
     connect(options.coordinator, options.processes, options.process)
     settings = Settings(
@@ -121,17 +120,8 @@ def run(options) -> int:
     images = load_images(options.dataset, options.data)
     if options.held_out:
         images = split(images, options.held_out)
-    progress = not options.json and sys.stderr.isatty()
-
-    def say(epoch, model, average, row):
-        # Into a file or a pipe goes a line per epoch, where a terminal has a bar.
-        if not (options.json or progress) and jax.process_index() == 0:
-            text = f"epoch {epoch} of {settings.epochs}: {in_words(row)}"
-            print(text, file=sys.stderr, flush=True)
-
-    trained = train(
-        images, settings, folder=options.out, progress=progress, every_epoch=say
-    )
+    progress = not options.json and jax.process_index() == 0
+    trained = train(images, settings, folder=options.out, progress=progress)
     result = dict(
         dataset=options.dataset, held_out=options.held_out, **settings.as_row()
     )
