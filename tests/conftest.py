@@ -21,3 +21,11 @@ def forget_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A small comparison with everything that can happen in one."""
+    from .comparisons import run_all
+
+    return run_all(tmp_path_factory.mktemp("compare"))
