@@ -172,7 +172,7 @@ def look(state: State, stretch: Int[Array, ""]) -> State:
 def apgd(
     predict: Predict,
     model: PyTree,
-    images: Shaped[Array | np.ndarray, "B *pixels"],
+    images: Shaped[Array | np.ndarray, " B *pixels"],
     labels: Int[Array | np.ndarray, " B"],
     *,
     epsilon: float | Float[Array, ""],

@@ -22,7 +22,7 @@ class Attack(eqx.Module):
     """
 
     robust: Bool[Array, " B"]
-    perturbation: Float[Array, "B *pixels"]
+    perturbation: Float[Array, " B *pixels"]
     loss: PerImage
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-Images = Float[Array, "B *pixels"]
+Images = Float[Array, " B *pixels"]
 
 
 def pixel_box(images: Images, epsilon: Float[Array, ""]) -> tuple[Images, Images]:
@@ -29,7 +29,7 @@ def image_keys(key: PRNGKeyArray, index: Int[Array, " B"]) -> Array:
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(index)
 
 
-def unit_range(images: Shaped[Array, "B *pixels"]) -> Images:
+def unit_range(images: Shaped[Array, " B *pixels"]) -> Images:
     """Bytes as float32 in [0, 1]; floating images as they are."""
     if images.dtype == jnp.uint8:
         return images.astype(jnp.float32) / 255

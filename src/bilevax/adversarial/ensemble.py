@@ -50,7 +50,7 @@ class RankedAim(eqx.Module):
 def robust_ensemble(
     predict: Predict,
     model: PyTree,
-    images: Shaped[Array | np.ndarray, "N *pixels"],
+    images: Shaped[Array | np.ndarray, " N *pixels"],
     labels: Int[Array | np.ndarray, " N"],
     *,
     epsilon: float | Float[Array, ""],

@@ -17,7 +17,7 @@ from .survivors import Aim, Crowd
 def evaluate(
     predict: Predict,
     model: PyTree,
-    images: Shaped[Array | np.ndarray, "N *pixels"],
+    images: Shaped[Array | np.ndarray, " N *pixels"],
     labels: Int[Array | np.ndarray, " N"],
     *,
     epsilon: float | Float[Array, ""],

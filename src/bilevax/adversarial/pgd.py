@@ -48,7 +48,7 @@ class PGD(eqx.Module):
 def pgd(
     predict: Predict,
     model: PyTree,
-    images: Shaped[Array | np.ndarray, "B *pixels"],
+    images: Shaped[Array | np.ndarray, " B *pixels"],
     labels: Int[Array | np.ndarray, " B"],
     *,
     epsilon: float | Float[Array, ""],

@@ -14,7 +14,7 @@ def restarted(
     climb: Climb,
     predict: Predict,
     model: PyTree,
-    images: Shaped[Array | np.ndarray, "B *pixels"],
+    images: Shaped[Array | np.ndarray, " B *pixels"],
     labels: Int[Array | np.ndarray, " B"],
     loss: Loss,
     *,
