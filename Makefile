@@ -27,7 +27,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/bench.stamp
-	$(BIN)/python benchmarks/lower_level.py
+	$(BIN)/python -m benchmarks.lower_level
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -21,19 +21,22 @@ import importlib.metadata
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from scipy.optimize import nnls
 
+from .large_box import box_table, large_box, peak_megabytes
+from .lower_level_tools import JITTED, TOOLS, missing
+from .section_4_1 import draw, exact_gradient, path
+
+MODULE = "benchmarks.lower_level"
 SIZES = "10,5 50,10 200,50"
 # A tool that has used this many seconds at one size is repeated no further.
 BUDGET_S = 15
@@ -49,306 +52,6 @@ PACKAGES = (
     "bilevax", "jax", "numpy", "daqp", "proxsuite", "qpax", "qpth", "cvxpylayers",
     "diffcp", "cvxpy", "clarabel", "scs", "torch",
 )  # fmt: skip
-
-
-class Data(NamedTuple):
-    """One problem of the family; `H` is the Hessian of `g` in `y`."""
-
-    Q1: Any
-    Q2: Any
-    A: Any
-    B: Any
-    b: Any
-    H: Any
-
-
-def draw(n, k, seed=0):
-    """The 'tight' instance: `b` is shifted by -2, so that rows are active."""
-    rng = np.random.default_rng(seed)
-    Q1, Q2 = rng.random((n, n)), rng.random((n, n))
-    A, B = rng.random((k, n)), rng.random((k, n))
-    return Data(Q1, Q2, A, B, rng.random(k) - 2, 2 * np.eye(n))
-
-
-def path(n, count):
-    """A closed curve around -0.5, long enough for rows to come and go."""
-    t = np.arange(count)[:, None]
-    return -0.5 + 0.5 * np.sin(0.1 * t + 2 * np.pi * np.arange(n) / n)
-
-
-# The truth
-
-
-def exact_gradient(data, x):
-    """The gradient, the active rows and the margin to the nearest kink.
-
-    The active rows come from a finite method (least distance by non-negative least
-    squares) and are then verified by the signs of multipliers and slacks; the two
-    linear systems are solved to extended precision.
-    """
-    long = Data(*(part.astype(np.longdouble) for part in data))
-    x = x.astype(np.longdouble)
-    p, c = long.Q2.T @ x, long.b - long.B @ x
-    active = _active_rows(data, np.float64(p), np.float64(c))
-    A, B = long.A[active], long.B[active]
-    kkt = np.block([[long.H, A.T], [A, np.zeros((len(A), len(A)))]])
-    n = x.size
-    z = _refined_solve(kkt, np.concatenate([-p, c[active]]))
-    y, multipliers = z[:n], z[n:]
-    slack = (c - long.A @ y)[~active]
-    margin = min(multipliers.min(initial=np.inf), slack.min(initial=np.inf))
-    if margin <= 1e-12:
-        raise RuntimeError(f"the active set is not verified: margin {margin:.1e}")
-    f_y = 0.1 * long.Q1.T @ x + 2 * y + 1
-    vw = _refined_solve(kkt, np.concatenate([f_y, np.zeros(len(A))]))
-    grad = 2 * x + 0.1 * long.Q1 @ y + 1 - long.Q2 @ vw[:n] - B.T @ vw[n:]
-    return np.float64(grad), active, float(margin)
-
-
-def _active_rows(data, p, c):
-    # `H = 2 I`, so with y = z - p/2 this is: the shortest z with A z <= h.
-    h = c + data.A @ p / 2
-    u, _ = nnls(np.vstack([-data.A.T, -h]), np.eye(len(p) + 1)[-1], maxiter=10**5)
-    return u > 1e-12 * u.max(initial=1e-300)
-
-
-def _refined_solve(matrix, rhs):
-    inverse = np.linalg.inv(matrix.astype(float))
-    z = np.zeros_like(rhs)
-    for _ in range(6):
-        z = z + inverse @ (rhs - matrix @ z).astype(float)
-    return z
-
-
-# The tools. Each function gets the data and the points and returns `call(i)`, one
-# gradient as a user asks for it from Python, and `loop()`, all of them in the loop that
-# is natural for the tool; None where that is just `call` in a row.
-
-
-def bilevax(data, xs):
-    """`hypergradient`; the loop is one jitted scan that hands on the warm start."""
-    import jax
-    import jax.numpy as jnp
-
-    import bilevax as bx
-
-    Q1, Q2, A, B, b, _ = _in_jax(data)
-
-    def upper(x, y):
-        return x @ x + 0.1 * x @ (Q1 @ y) + y @ y + jnp.sum(x) + jnp.sum(y)
-
-    def lower(x, y):
-        return x @ x + x @ (Q2 @ y) + y @ y
-
-    problem = bx.Problem(upper, lower, bx.Polyhedron(A, B, b))
-    points = [jnp.asarray(x) for x in xs]
-    stacked = jnp.asarray(xs)
-
-    def call(i):
-        return bx.hypergradient(problem, points[i]).grad.block_until_ready()
-
-    def step(warm, x):
-        e = bx.hypergradient(problem, x, warm=warm)
-        return e.lower, e.grad
-
-    start = bx.hypergradient(problem, points[0]).lower
-    run = jax.jit(lambda start, xs: jax.lax.scan(step, start, xs)[1])
-    return call, lambda: run(start, stacked).block_until_ready()
-
-
-def numpy_daqp(data, xs):
-    """What an expert writes by hand for this family.
-
-    The loop keeps DAQP's workspace and active set, and what does not depend on `x`.
-    """
-    import daqp
-
-    Q1, Q2, A, B, b, H = data
-
-    def gradient(x, y, multipliers, solve_rows):
-        f_y = 0.1 * Q1.T @ x + 2 * y + 1
-        active = multipliers > 0
-        rows = A[active]
-        free, lifted, gram = solve_rows(f_y, active)
-        w = np.linalg.solve(gram, rows @ free)
-        v = free - lifted @ w
-        return 2 * x + 0.1 * Q1 @ y + 1 - Q2 @ v - B[active].T @ w
-
-    def from_scratch(f_y, active):
-        rows = A[active]
-        both = np.linalg.solve(H, np.column_stack([f_y, rows.T]))
-        return both[:, 0], both[:, 1:], rows @ both[:, 1:]
-
-    inverse = np.linalg.inv(H)
-    lifted = inverse @ A.T
-    gram = A @ lifted
-
-    def prepared(f_y, active):
-        return inverse @ f_y, lifted[:, active], gram[np.ix_(active, active)]
-
-    def call(i):
-        x = xs[i]
-        y, _, flag, info = daqp.solve(H, Q2.T @ x, A, b - B @ x)
-        assert flag == 1, f"DAQP: exit flag {flag}"
-        return gradient(x, y, info["lam"], from_scratch)
-
-    model = daqp.Model()
-    model.setup(H, Q2.T @ xs[0], A, b - B @ xs[0])
-
-    def warm_call(x):
-        model.update(f=Q2.T @ x, bupper=b - B @ x)
-        y, _, flag, info = model.solve()
-        assert flag == 1, f"DAQP: exit flag {flag}"
-        return gradient(x, y, info["lam"], prepared)
-
-    return call, lambda: [warm_call(x) for x in xs]
-
-
-def numpy_daqp_plain(data, xs):
-    """The same by hand, one `daqp.solve` a point, nothing carried over."""
-    return numpy_daqp(data, xs)[0], None
-
-
-def qpax_default(data, xs):
-    """`solve_qp_primal` with its defaults, jitted."""
-    return _qpax(data, xs)
-
-
-def qpax_sharp(data, xs):
-    """The same with the smoothing of the gradient turned down."""
-    return _qpax(data, xs, target_kappa=1e-10)
-
-
-def qpax_sharpest(data, xs):
-    """The same with the stopping tolerance turned down too."""
-    return _qpax(data, xs, target_kappa=1e-10, solver_tol=1e-10)
-
-
-def _qpax(data, xs, **options):
-    import jax
-    import jax.numpy as jnp
-    import qpax
-
-    Q1, Q2, A, B, b, H = _in_jax(data)
-    none = jnp.zeros((0, len(H))), jnp.zeros(0)
-
-    def value(x):
-        y = qpax.solve_qp_primal(H, Q2.T @ x, *none, A, b - B @ x, **options)
-        return x @ x + 0.1 * x @ (Q1 @ y) + y @ y + jnp.sum(x) + jnp.sum(y)
-
-    gradient = jax.jit(jax.grad(value))
-    points = [jnp.asarray(x) for x in xs]
-    stacked = jnp.asarray(xs)
-
-    def step(carry, x):
-        return carry, jax.grad(value)(x)
-
-    run = jax.jit(lambda xs: jax.lax.scan(step, None, xs)[1])
-    return (
-        lambda i: gradient(points[i]).block_until_ready(),
-        lambda: run(stacked).block_until_ready(),
-    )
-
-
-def _in_jax(data):
-    import jax
-    import jax.numpy as jnp
-
-    jax.config.update("jax_enable_x64", True)
-    # Or the compile times would be those of reading a file.
-    jax.config.update("jax_enable_compilation_cache", False)
-    return Data(*map(jnp.asarray, data))
-
-
-def proxsuite(data, xs):
-    """QPLayer with its defaults."""
-    from proxsuite.torch.qplayer import QPFunction
-
-    def solve(torch, H, p, A, c):
-        none = torch.zeros(0, dtype=c.dtype)
-        low = torch.full_like(c, -1e20)
-        return QPFunction()(H, p, none, none, A, low, c)[0][0]
-
-    return _torch(data, xs, solve)
-
-
-def qpth(data, xs):
-    """QPFunction, without its check of the eigenvalues of the Hessian."""
-    from qpth.qp import QPFunction
-
-    def solve(torch, H, p, A, c):
-        none = torch.zeros(0, dtype=c.dtype)
-        return QPFunction(verbose=-1, check_Q_spd=False)(H, p, A, c, none, none)[0]
-
-    return _torch(data, xs, solve)
-
-
-def cvxpylayers_default(data, xs):
-    """CvxpyLayer with its defaults, canonicalised once."""
-    return _cvxpylayers(data, xs)
-
-
-def cvxpylayers_clarabel(data, xs):
-    """The same with an interior-point solver."""
-    return _cvxpylayers(data, xs, solver_args={"solve_method": "Clarabel"})
-
-
-def _cvxpylayers(data, xs, **options):
-    import cvxpy as cp
-    from cvxpylayers.torch.cvxpylayer import CvxpyLayer
-
-    k, n = data.A.shape
-    y, p, c = cp.Variable(n), cp.Parameter(n), cp.Parameter(k)
-    problem = cp.Problem(cp.Minimize(cp.sum_squares(y) + p @ y), [data.A @ y <= c])
-    layer = CvxpyLayer(problem, parameters=[p, c], variables=[y], **options)
-
-    def solve(torch, H, p, A, c):
-        return layer(p, c)[0]
-
-    return _torch(data, xs, solve)
-
-
-def _torch(data, xs, solve):
-    """`call` for a layer `solve` that gives the minimiser of `y^T H y / 2 + p^T y`."""
-    import torch
-
-    Q1, Q2, A, B, b, H = (torch.tensor(part) for part in data)
-    points = [torch.tensor(x) for x in xs]
-
-    def call(i):
-        x = points[i].clone().requires_grad_()
-        y = solve(torch, H, Q2.T @ x, A, b - B @ x)
-        value = x @ x + 0.1 * x @ (Q1 @ y) + y @ y + x.sum() + y.sum()
-        return torch.autograd.grad(value, x)[0].numpy()
-
-    return call, None
-
-
-# Name, function, and the modules it needs.
-TOOLS = {
-    "bilevax": (bilevax, ("bilevax",)),
-    "NumPy + DAQP": (numpy_daqp_plain, ("daqp",)),
-    "NumPy + DAQP, workspace kept": (numpy_daqp, ("daqp",)),
-    "qpax": (qpax_default, ("qpax",)),
-    "qpax, kappa 1e-10": (qpax_sharp, ("qpax",)),
-    "qpax, kappa, tol 1e-10": (qpax_sharpest, ("qpax",)),
-    "proxsuite QPLayer": (proxsuite, ("torch", "proxsuite.torch.qplayer")),
-    "qpth": (qpth, ("torch", "qpth.qp")),
-    "cvxpylayers": (cvxpylayers_default, ("cvxpylayers.torch",)),
-    "cvxpylayers, Clarabel": (cvxpylayers_clarabel, ("cvxpylayers.torch", "clarabel")),
-}
-
-JITTED = tuple(name for name in TOOLS if name.startswith(("bilevax", "qpax")))
-
-
-def missing(name):
-    """The first module of a tool that cannot be imported, or None."""
-    for module in TOOLS[name][1]:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            return error.name or module
-    return None
 
 
 # Part 1
@@ -475,12 +178,7 @@ def size_table(result, memory):
     return table
 
 
-# Memory
-
-
-def peak_megabytes():
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+# Processes of their own
 
 
 def memory_of(name, n, k):
@@ -491,7 +189,7 @@ def memory_of(name, n, k):
 
 def child(*options, env=None):
     """Run this script with `options`: its last line of output, or None and why."""
-    command = [sys.executable, __file__, *options]
+    command = [sys.executable, "-m", MODULE, *options]
     out = subprocess.run(command, capture_output=True, text=True, env=env)
     if out.returncode == 0:
         return out.stdout.splitlines()[-1], ""
@@ -507,94 +205,11 @@ def print_memory(name, n, k):
     print(peak_megabytes())
 
 
-# Part 2
-
-
-def large_box(n):
-    """A chain of `n` springs between two walls each, by products alone."""
-    import jax
-    import jax.numpy as jnp
-
-    import bilevax as bx
-
-    jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_enable_compilation_cache", False)
-    block = max(n // 1000, 1)
-
-    def lower(x, y):
-        stiffness = 1 + jnp.exp(jnp.repeat(x["log_stiffness"], block))[:n]
-        chain = 0.5 * jnp.sum(stiffness * y**2) + jnp.sum((y[1:] - y[:-1]) ** 2)
-        return chain - x["load"] @ y
-
-    def upper(x, y):
-        return 0.5 * jnp.sum((y - 0.5) ** 2) + 0.01 * jnp.sum(x["load"] ** 2)
-
-    problem = bx.Problem(upper, lower, bx.Box(jnp.zeros(n), jnp.ones(n)))
-    rng = np.random.default_rng(0)
-    x = {
-        "load": jnp.asarray(16 * rng.random(n) - 6),
-        "log_stiffness": jnp.asarray(0.3 * rng.standard_normal(-(-n // block))),
-    }
-    d = jax.tree.map(lambda leaf: jnp.asarray(rng.random(leaf.shape)), x)
-
-    def at(step, warm=None):
-        moved = jax.tree.map(lambda a, b: a + step * b, x, d)
-        began = time.perf_counter()
-        e = jax.block_until_ready(bx.hypergradient(problem, moved, warm=warm))
-        return e, time.perf_counter() - began
-
-    e, first = at(0.0)
-    h = 1e-6
-    (up, later), (down, again) = at(h), at(-h)
-    at(0.0, e.lower)
-    _, warm = at(1e-3, e.lower)
-    slope = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), e.grad, d)))
-    difference = (up.value - down.value) / (2 * h)
-    return {
-        "variables": n,
-        "leaves_of_x": {name: leaf.size for name, leaf in x.items()},
-        "active_bounds": int(e.lower.active.sum()),
-        "status": bx.status_name(e.status),
-        "rounds": int(e.lower.iterations.passes),
-        "first_call_s": first,
-        "later_call_s": min(later, again),
-        "warm_call_s": warm,
-        "kkt_residual": float(e.lower.kkt_residual),
-        "slope": float(slope),
-        "difference_error": float(abs(difference - slope) / abs(slope)),
-        "peak_mb": peak_megabytes(),
-    }
-
-
 def box_in_child(n):
     """`large_box` in a process of its own, with all threads."""
     env = {name: v for name, v in os.environ.items() if name not in ONE_THREAD}
     out, why = child("--box-only", "--box", str(n), env=env)
     return json.loads(out) if out else {"note": f"failed: {why}"}
-
-
-def box_table(box):
-    if "note" in box:
-        return f"The large box: {box['note']}"
-    leaves = " and ".join(f"{v:,}" for v in box["leaves_of_x"].values())
-    table = Table(
-        title=f"A box with {box['variables']:,} variables, x with leaves of {leaves}",
-        show_header=False,
-    )
-    rows = {
-        "status": box["status"],
-        "active bounds": f"{box['active_bounds']:,}",
-        "rounds of the solver": f"{box['rounds']}",
-        "first call, with compilation": f"{box['first_call_s']:.1f} s",
-        "later call, cold start": f"{box['later_call_s']:.1f} s",
-        "later call, warm start": f"{box['warm_call_s']:.1f} s",
-        "KKT residual, relative": f"{box['kkt_residual']:.0e}",
-        "slope against central difference": f"{box['difference_error']:.0e}",
-        "peak memory of its process": f"{box['peak_mb']:,.0f} MB",
-    }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
 
 
 # The command
@@ -632,7 +247,7 @@ def main():
         return print(json.dumps(large_box(args.box)))
     if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
         # Libraries read these when they are loaded, so start again.
-        command = [sys.executable, *sys.argv]
+        command = [sys.executable, "-m", MODULE, *sys.argv[1:]]
         os.execve(sys.executable, command, os.environ | ONE_THREAD)
     # And one core: even a single thread of XLA hands its work on to another.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
