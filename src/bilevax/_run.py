@@ -33,6 +33,8 @@ from ._status import Status, has_value, status_name
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
+# So many steps without a move end a run.
+_STEPS_TO_JUDGE = 10
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Run:
     stop: Stop
     chunk: int
     output: str
+    polish: bool
     average: Average | None
     looks: bool
     callback: Callable | None
@@ -106,12 +109,14 @@ class Run:
             working = float(history.working[-1]) + time.perf_counter() - left
             history = history.extended(records, last - step)
             self.tick(last - step)
-            step = last
+            first, step = step, last
             x, e = self._look(state.x, history)
             seconds = spent + time.perf_counter() - began
             history = history.evaluated(step, e.value, seconds, working)
             if has_value(e.status) and not e.value > best[1].value:
                 best = (x, e)
+            if self._kept_may_be_lower(history, last - first, best[1].value):
+                best = self._lower_of(best, kept)
             early = self._reason_to_stop(x, e, history, scales, seconds)
             if self._callback_stops(step, x, e.value, history, mean):
                 early = "the callback asked"
@@ -146,6 +151,19 @@ class Run:
             )
         return x, seen
 
+    def _kept_may_be_lower(self, history: History, count: int, value) -> bool:
+        """Whether a step of the last chunk saw less than `value`: `kept` is from there.
+
+        Long first steps may jump over the best part of `F` between two looks.
+        """
+        wanted = self.polish and self.output == "last"
+        return wanted and bool(np.any(history["value"][-count:] < float(value)))
+
+    def _lower_of(self, best, kept):
+        """`best`, or what the last chunk has kept if `F` is lower there."""
+        x, e = self._look(kept)
+        return (x, e) if has_value(e.status) and e.value < best[1].value else best
+
     def _callback_stops(self, step, x, value, history, mean) -> bool:
         if self.callback is None:
             return False
@@ -169,10 +187,12 @@ class Run:
 
     def _reason_to_stop(self, x, e, history, scales, seconds) -> str | None:
         momentum = history["momentum_norm"][-1]
-        move = np.max(history["move"][-self.chunk :])
+        # One step proves nothing: the first one of DS-BLO stays where it is.
+        enough = max(self.chunk, _STEPS_TO_JUDGE)
+        move = np.max(history["move"][-enough:])
         if self.view.domain is None and momentum < self.stop.momentum * scales.slope:
             return "the momentum vanished"
-        if move < self.stop.move * scales.length:
+        if len(history) >= enough and move < self.stop.move * scales.length:
             return "the steps vanished"
         if seconds > self.stop.seconds:
             return "the time is spent"
@@ -244,7 +264,11 @@ def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, ke
 def advance(
     problem, method, average, size, state, kept, mean, key, first, last, total, chosen
 ):
-    """Steps `first` to `last`, at most `size` of them."""
+    """Steps `first` to `last`, at most `size` of them.
+
+    `kept` becomes the `x` of step `chosen`; if that is negative, the `x` of the step
+    that saw the least value.
+    """
 
     def step(state, t):
         state, record = method.step(
@@ -263,7 +287,7 @@ def advance(
     shapes = eqx.filter_eval_shape(step, state, first)[1]
 
     def body(carry):
-        dynamic, kept, mean, records, t = carry
+        dynamic, kept, least, mean, records, t = carry
         state, record = step(eqx.combine(dynamic, static), t)
         # Before anything looks at `x`: a method may compute in a higher precision.
         dynamic = _like(eqx.filter(state, eqx.is_array), dynamic)
@@ -271,14 +295,18 @@ def advance(
         records = jax.tree.map(
             lambda column, entry: column.at[t - first].set(entry), records, record
         )
-        kept = jax.tree.map(lambda a, b: jnp.where(t == chosen, a, b), state.x, kept)
+        falls = (chosen < 0) & (record.value < least)
+        keep = (t == chosen) | falls
+        kept = jax.tree.map(lambda a, b: jnp.where(keep, a, b), state.x, kept)
+        least = jnp.where(falls, record.value, least)
         if average is not None:
             mean = average.update(mean, state.x, t)
-        return dynamic, kept, mean, records, t + 1
+        return dynamic, kept, least, mean, records, t + 1
 
-    carry = (dynamic, kept, mean, blank_records(shapes, size), first)
-    carry = jax.lax.while_loop(lambda c: c[4] < last, body, carry)
-    dynamic, kept, mean, records, _ = carry
+    least = jnp.full_like(shapes.value, jnp.inf)
+    carry = (dynamic, kept, least, mean, blank_records(shapes, size), first)
+    carry = jax.lax.while_loop(lambda c: c[-1] < last, body, carry)
+    dynamic, kept, _, mean, records, _ = carry
     return eqx.combine(dynamic, static), kept, mean, records
 
 

@@ -17,7 +17,7 @@ from ._certificate import Certificate, certify as certify_at
 from ._constraints import Box
 from ._feasible import moves, onto_allowed
 from ._history import History
-from ._implicit import hypergradient
+from ._implicit import Evaluation, hypergradient
 from ._methods.base import AbstractMethod
 from ._methods.ds_blo import DSBLO
 from ._polish import Polish, polish as polish_from
@@ -30,6 +30,7 @@ from ._tolerances import tolerances
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
 _POLISH_LIMIT = 1000
+_POLISH_ROUNDS = 4
 
 
 @dataclass(repr=False)
@@ -144,13 +145,14 @@ def solve(
                 stop=stop,
                 chunk=min(chunk, max(num_steps, 1)),
                 output=output,
+                polish=polish,
                 average=None if average is None else Average(average),
                 looks=looks,
                 callback=callback,
                 checkpoint=path,
                 tick=tick,
             )
-            solutions.append(_finish(run, run.go(point), polish, certify))
+            solutions.append(_finish(run, run.go(point), certify))
     best = min(solutions, key=_rank)
     if len(solutions) > 1:
         best = replace(best, starts=solutions)
@@ -164,24 +166,15 @@ def _rank(solution: Solution):
     return (not solution.success, value if np.isfinite(value) else np.inf)
 
 
-def _finish(run: Run, end: End, polish, certify) -> Solution:
+def _finish(run: Run, end: End, certify) -> Solution:
     (x, e), best = end.last, end.best
     stochastic = (x, float(e.value))
     polished = None
     # A run that was carried to a flat part of `F` would end there.
-    if polish and run.output == "last" and float(best[1].value) < float(e.value):
+    if run.polish and run.output == "last" and float(best[1].value) < float(e.value):
         x, e = best
-    if polish and has_value(e.status):
-        first = 1e-3 * jnp.asarray(end.length, ravel_pytree(x)[0].dtype)
-        polished = polish_from(plain(run.view), x, e.lower, first)
-        if polished.empty and moves(run.view):
-            polished = polish_from(run.view, x, e.lower, first)
-        polished = eqx.tree_at(lambda p: p.start_value, polished, e.value)
-        new_x, new = evaluate_allowed(run.view, polished.x)
-        # A gain within rounding is no reason to move, least of all along flat parts.
-        noise = 8 * tolerances(e.value.dtype).eps * jnp.abs(e.value)
-        if has_value(new.status) and new.value < e.value - noise:
-            x, e = new_x, new
+    if run.polish and has_value(e.status):
+        x, e, polished = _polished(run, end.length, x, e)
     if run.looks and moves(run.view) and status_name(e.status) == "dependent_rows":
         # At the edge of the set of `x` with a non-empty lower level: a hair inside, or
         # another solver would find it empty.
@@ -207,6 +200,29 @@ def _finish(run: Run, end: End, polish, certify) -> Solution:
         certificate=certificate,
         average=end.mean,
     )
+
+
+def _polished(run: Run, length: float, x, e) -> tuple[Any, Evaluation, Polish]:
+    """Polish as long as that lowers `F`.
+
+    A search that gave up on a kink often finds the way along it from there: what it had
+    learned of the curvature was in its way.
+    """
+    first = 1e-3 * jnp.asarray(length, ravel_pytree(x)[0].dtype)
+    start, steps, evaluations = e.value, 0, 0
+    for _ in range(_POLISH_ROUNDS):
+        done = polish_from(plain(run.view), x, e.lower, first)
+        if done.empty and moves(run.view):
+            done = polish_from(run.view, x, e.lower, first)
+        steps, evaluations = steps + done.steps, evaluations + done.evaluations
+        new_x, new = evaluate_allowed(run.view, done.x)
+        # A gain within rounding is no reason to move, least of all along flat parts.
+        noise = 8 * tolerances(e.value.dtype).eps * jnp.abs(e.value)
+        if not (has_value(new.status) and new.value < e.value - noise):
+            break
+        x, e = new_x, new
+    told = lambda p: (p.x, p.value, p.start_value, p.steps, p.evaluations)
+    return x, e, eqx.tree_at(told, done, (x, e.value, start, steps, evaluations))
 
 
 def _starting_points(problem: Problem, x0, starts, num_starts, key):
