@@ -11,6 +11,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.5
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/first_steps.py
+	$(BIN)/python examples/picture.py
 	$(BIN)/bilevax experiment numerical --seeds 3 --tune 5
 
 # Without the cache: writing to it has crashed jaxlib 0.10 now and then.

@@ -1,6 +1,6 @@
 """Draws what the README shows: revenue over two tolls, its kinks, a run of DS-BLO.
 
-    python examples/picture.py [OUT.svg]
+python examples/picture.py [OUT.svg]
 """
 
 import sys
@@ -31,7 +31,7 @@ def path() -> np.ndarray:
     """The iterates of DS-BLO, and where its polish ended."""
     seen = [np.asarray(x0)]
     solution = bx.solve(
-        problem, bx.DSBLO(), x0, key=jax.random.key(3), chunk=1,
+        problem, bx.DSBLO(), x0, key=jax.random.key(0), chunk=1,
         callback=lambda step, x, value, history: seen.append(np.asarray(x)),
     )  # fmt: skip
     return np.stack([*seen, np.asarray(solution.x)])
@@ -44,22 +44,21 @@ def draw_plane(axes) -> None:
     e = evaluate(jnp.asarray(grid))
     shape = (len(ticks), len(ticks))
     pieces = np.asarray(e.lower.active) @ 2 ** np.arange(e.lower.active.shape[-1])
-    shades = np.random.default_rng(5).permutation(len(np.unique(pieces)))
+    shades = np.random.default_rng(1).permutation(len(np.unique(pieces)))
     shade = shades[np.searchsorted(np.unique(pieces), pieces)].reshape(shape)
     axes.imshow(
-        shade, extent=(0, 5, 0, 5), origin="lower", cmap="Pastel2", alpha=0.6,
+        shade, extent=(0, 5, 0, 5), origin="lower", cmap="tab20", alpha=0.3,
         interpolation="nearest", aspect="auto",
     )  # fmt: skip
-    axes.contour(
-        ticks, ticks, -np.asarray(e.value).reshape(shape), levels=np.arange(0.5, 6, 0.5),
-        colors=INK, linewidths=0.6,
-    )  # fmt: skip
+    revenue = -np.asarray(e.value).reshape(shape)
+    levels = np.arange(0.5, 6, 0.5)
+    axes.contour(ticks, ticks, revenue, levels=levels, colors=INK, linewidths=0.6)
     steps = path()
     axes.plot(*steps.T, color=ORANGE, linewidth=1.2, label="DS-BLO")
     axes.plot(*steps[0], "o", color=ORANGE, markersize=4)
     axes.plot(*steps[-1], "*", color=ORANGE, markersize=13, label="best tolls")
     axes.set(xlabel="toll 1", ylabel="toll 2", title="revenue and the active sets")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(loc="lower left", framealpha=0.9, edgecolor="none")
 
 
 def draw_slice(axes) -> None:
@@ -90,6 +89,7 @@ def main(out: Path) -> None:
     plt.rcParams.update(
         {
             "font.size": 9,
+            "svg.fonttype": "none",
             "svg.hashsalt": "bilevax",
             "axes.spines.top": False,
             "axes.spines.right": False,

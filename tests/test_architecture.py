@@ -5,6 +5,8 @@ import inspect
 import pathlib
 import re
 
+import numpy as np
+
 import bilevax as bx
 
 LAYERS = (
@@ -91,3 +93,15 @@ def test_the_demo_prints_its_table():
 
     scope = runpy.run_path(str(REPOSITORY / "examples" / "first_steps.py"))
     scope["main"]()
+
+
+def test_the_picture_of_the_readme_is_drawn(tmp_path, monkeypatch):
+    import runpy
+
+    examples = REPOSITORY / "examples"
+    monkeypatch.syspath_prepend(str(examples))
+    out = tmp_path / "new" / "tolls.svg"
+    scope = runpy.run_path(str(examples / "picture.py"))
+    scope["main"](out)
+    assert "best tolls" in out.read_text()
+    np.testing.assert_allclose(scope["path"]()[-1], [3, 3], atol=1e-6)
