@@ -257,3 +257,28 @@ def test_the_first_step_which_stays_does_not_end_a_run():
     )  # fmt: skip
     assert s.stopped == "all steps taken"
     assert steps == list(range(1, 301))
+
+
+@pytest.mark.parametrize("x0", [(4.0, 0.5), (0.0, 1.0)])
+def test_a_bound_on_which_f_is_undefined_stops_nothing(x0):
+    # The infimum 0 is approached as the first entry falls to 0, where g has a pole.
+    problem = bx.Problem(
+        lambda x, y: x[0] + (x[1] - 3) ** 2 + y[0] ** 2,
+        lambda x, y: y[0] ** 2 / (2 * x[0]),
+        bx.Box(np.zeros(1), np.ones(1)),
+        domain=bx.Box(np.zeros(2), np.full(2, 5.0)),
+    )
+    s = bx.solve(problem, bx.DSBLO(), np.array(x0), key=jr.key(0))
+    assert s.success
+    assert 0 < s.value < 1e-6
+    np.testing.assert_allclose(s.x, [0, 3], atol=1e-6)
+    assert "moved inside" in s.stopped
+
+
+def test_bounds_move_inside_by_their_range_or_their_size():
+    box = bx.Box(
+        np.array([0.0, -np.inf, 200.0, -np.inf]), np.array([10.0, 5, 200, np.inf])
+    )
+    inside = box.shrunk(0.01)
+    np.testing.assert_allclose(inside.lower, [0.1, -np.inf, 200, -np.inf])
+    np.testing.assert_allclose(inside.upper, [9.9, 4.95, 200, np.inf])

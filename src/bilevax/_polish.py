@@ -34,7 +34,8 @@ _STALLS = 12
 class Polish(eqx.Module):
     """Where the polish ended; `start_value` is `F` where it began.
 
-    `empty` counts the points at which the lower level had none, where nothing led back.
+    `empty` counts the points at which the lower level had none, where nothing led back,
+    `undefined` those at which `F` or its gradient was not finite for another reason.
     """
 
     x: PyTree[Array]
@@ -43,6 +44,7 @@ class Polish(eqx.Module):
     steps: Int[Array, ""]
     evaluations: Int[Array, ""]
     empty: Int[Array, ""]
+    undefined: Int[Array, ""]
 
 
 class _Point(eqx.Module):
@@ -84,6 +86,7 @@ class _Search(eqx.Module):
     steps: Int[Array, ""]
     evaluations: Int[Array, ""]
     empty: Int[Array, ""]
+    undefined: Int[Array, ""]
     stalls: Int[Array, ""]
     raises: Int[Array, ""]
     done: Bool[Array, ""]
@@ -123,6 +126,7 @@ def polish(
         steps=jnp.asarray(0),
         evaluations=jnp.asarray(0),
         empty=jnp.asarray(0),
+        undefined=jnp.asarray(0),
         stalls=jnp.asarray(0),
         raises=jnp.asarray(0),
         done=jnp.asarray(False),
@@ -170,8 +174,11 @@ def polish(
         stalls = jnp.where(heavier, 0, stalls)
 
         # Both sides of a kink that stopped the search, in one direction along it.
+        usable = jnp.isfinite(now) & jnp.all(jnp.isfinite(new_grad))
         shortest = _shortest(s.shortest, new_grad)
-        shortest = jnp.where(given_up & ~take & ~fresh, shortest, base.grad(weight))
+        shortest = jnp.where(
+            given_up & ~take & ~fresh & usable, shortest, base.grad(weight)
+        )
         direction = -(inverse @ shortest)
         # A first step in units of the problem; afterwards BFGS knows its own length.
         size = jnp.linalg.norm(direction)
@@ -183,6 +190,7 @@ def polish(
             direction,
         )
         next_search = take | given_up
+        no_point = new.lower.status == Status.infeasible
         return _Search(
             base=base,
             trial=new,
@@ -198,7 +206,8 @@ def polish(
             fresh=fresh | given_up | (s.fresh & ~take),
             steps=s.steps + (take & ~first),
             evaluations=s.evaluations + 1,
-            empty=s.empty + (new.lower.status == Status.infeasible),
+            empty=s.empty + no_point,
+            undefined=s.undefined + (~usable & ~no_point),
             stalls=stalls,
             raises=s.raises + heavier,
             done=(stalls >= _STALLS) | ~jnp.isfinite(base.value) | (size == 0),
@@ -214,6 +223,7 @@ def polish(
         steps=end.steps,
         evaluations=end.evaluations,
         empty=end.empty,
+        undefined=end.undefined,
     )
 
 

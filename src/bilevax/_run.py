@@ -29,7 +29,7 @@ from ._methods.base import AbstractMethod, Record, Scales
 from ._problem import AbstractProblem, Problem
 from ._quick import quick_jit
 from ._scales import measure_scales
-from ._status import Status, has_value, status_name
+from ._status import Status, has_value, status_code, status_name
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
@@ -322,8 +322,8 @@ def _like(new, old):
 
 
 def _met_empty(records: Record, count: int) -> bool:
-    empty: Any = Status.infeasible
-    return bool(np.any(np.asarray(records.status)[:count] == np.asarray(empty._value)))
+    codes = np.asarray(records.status)[:count]
+    return bool(np.any(codes == status_code(Status.infeasible)))
 
 
 def plain(problem: Problem) -> Problem:

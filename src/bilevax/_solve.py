@@ -24,13 +24,22 @@ from ._polish import Polish, polish as polish_from
 from ._problem import AbstractProblem, Problem, checked_point, representative
 from ._progress import progress_bar
 from ._run import End, Run, Stop, evaluate_allowed, plain
-from ._status import BilevelError, has_value, message, status_name
+from ._status import (
+    BilevelError,
+    Status,
+    has_value,
+    message,
+    status_code,
+    status_name,
+)
 from ._tolerances import tolerances
 
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
 _POLISH_LIMIT = 1000
 _POLISH_ROUNDS = 4
+# Share of the range of `x` by which bounds are moved where `F` is undefined on them.
+_HAIR = 1e-7
 
 
 @dataclass(repr=False)
@@ -152,7 +161,14 @@ def solve(
                 checkpoint=path,
                 tick=tick,
             )
-            solutions.append(_finish(run, run.go(point), certify))
+            found = _finish(run, run.go(point), certify)
+            box = run.view.domain
+            if isinstance(box, Box) and _met_an_open_bound(run, found):
+                again = _within(run, box.shrunk(_HAIR))
+                inside = _finish(again, again.go(point), certify)
+                inside.stopped += "; F is undefined on a bound, which was moved inside"
+                found = min(found, inside, key=_rank)
+            solutions.append(found)
     best = min(solutions, key=_rank)
     if len(solutions) > 1:
         best = replace(best, starts=solutions)
@@ -164,6 +180,33 @@ def solve(
 def _rank(solution: Solution):
     value = float(solution.value)
     return (not solution.success, value if np.isfinite(value) else np.inf)
+
+
+def _met_an_open_bound(run: Run, found: Solution) -> bool:
+    """Whether `F` was undefined somewhere, so that bounds on `x` may be to blame.
+
+    Projections end on bounds. Where `F` has a pole or a logarithm there, a run would
+    stay where it is.
+    """
+    if not run.polish:
+        return False
+    undefined = status_code(Status.non_finite)
+    codes = found.history["status"] if len(found.history) else ()
+    polish = found.polish
+    return (
+        status_code(found.status) == undefined
+        or undefined in codes
+        or (polish is not None and bool(polish.undefined))
+    )
+
+
+def _within(run: Run, box: Box) -> Run:
+    """The same run with other bounds on `x`."""
+    inside = lambda problem: eqx.tree_at(lambda p: p.domain, problem, box)
+    return replace(
+        run, problem=inside(run.problem), view=inside(run.view), checkpoint=None,
+        tick=lambda count: None,
+    )  # fmt: skip
 
 
 def _finish(run: Run, end: End, certify) -> Solution:

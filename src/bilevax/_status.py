@@ -20,9 +20,10 @@ class Status(eqx.Enumeration):
         "roots), pass a `y0` inside that part."
     )
     not_strongly_convex = (
-        "The Hessian of `lower` in `y` is not positive definite, so the follower has "
-        "no unique answer. Check the sign of its quadratic part, or add "
-        "`0.5 * mu * |y|^2` with a small `mu` to `lower`."
+        "The Hessian of `lower` in `y` is not positive definite, at its start `y0` or "
+        "at the follower's answer, so that answer may not be unique. Check the sign "
+        "of its quadratic part, pass a `y0` where `lower` is curved (powers above 2 "
+        "are flat at 0), or add `0.5 * mu * |y|^2` with a small `mu` to `lower`."
     )
     infeasible = (
         "No `y` satisfies the lower-level constraints at this `x`, so `F(x)` is not "
@@ -41,9 +42,9 @@ class Status(eqx.Enumeration):
     )
     kink = (
         "A lower-level row is tight with a multiplier of zero (to rounding), so `F` "
-        "has a kink at this `x`. The gradient returned is that of one side, where "
-        "the weakly active rows are inactive; perturb the lower level with "
-        "`problem.perturbed(q)` to get a smooth neighbour."
+        "has a kink at this `x`: minimisers often sit at one. `F` is right; the "
+        "gradient is that of one side, where the weakly active rows are inactive. For "
+        "a smooth neighbour perturb the lower level with `problem.perturbed(q)`."
     )
     adjoint_limit = (
         "The adjoint linear solve of the hypergradient stopped before its residual "
@@ -87,9 +88,14 @@ def message(status) -> str:
     return "\n".join(lines)
 
 
+def status_code(status: Any) -> int:
+    """The number of a concrete scalar status, as records keep it."""
+    return int(np.asarray(status._value))
+
+
 def status_name(status) -> str:
     """The short name of a concrete scalar status."""
-    return _NAMES[int(np.asarray(status._value))]
+    return _NAMES[status_code(status)]
 
 
 def has_value(status) -> bool:

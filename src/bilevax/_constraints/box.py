@@ -65,6 +65,24 @@ class Box(AbstractFixedSet):
     def project(self, y):
         return jnp.clip(y, self.flat_lower(), self.flat_upper())
 
+    def shrunk(self, share) -> "Box":
+        """Each bound moved inside by a share of the range, or of max(1, its size)."""
+
+        def margin(low, high):
+            ends = jnp.maximum(_size(low), _size(high))
+            both = jnp.isfinite(low) & jnp.isfinite(high)
+            return share * jnp.where(both, high - low, jnp.maximum(ends, 1))
+
+        margins = jax.tree.map(margin, self.lower, self.upper)
+        return Box(
+            jax.tree.map(jnp.add, self.lower, margins),
+            jax.tree.map(jnp.subtract, self.upper, margins),
+        )
+
+
+def _size(bound):
+    return jnp.where(jnp.isfinite(bound), jnp.abs(bound), 0)
+
 
 def _broadcast_bounds(lower, upper):
     """Bounds of one structure and shape; a scalar takes those of the other."""
