@@ -188,7 +188,7 @@ def _met_an_open_bound(run: Run, found: Solution) -> bool:
     Projections end on bounds. Where `F` has a pole or a logarithm there, a run would
     stay where it is.
     """
-    if not run.polish:
+    if not (run.polish and isinstance(run.problem, Problem)):
         return False
     undefined = status_code(Status.non_finite)
     codes = found.history["status"] if len(found.history) else ()
