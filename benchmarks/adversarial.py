@@ -189,26 +189,27 @@ def identity(settings: Settings, held_out: int) -> str:
     return json.dumps(settings.as_row() | dict(held_out=held_out), sort_keys=True)
 
 
-def scoring(plan: str) -> dict[str, dict]:
-    """How the last weights and their average are scored; the ensemble is the price."""
-    if plan.startswith("tune"):
+def scoring(name: str) -> dict[str, dict]:
+    """How a plan scores the last weights and their average; the ensemble is dear."""
+    if held_out_by(name):
         quick = dict(restarts=1, ensemble=False)
         return dict(raw=quick, average=quick)
     return dict(
-        raw=dict(ensemble=plan in ("final", "final-16", "long")),
-        average=dict(ensemble=plan != "sweep"),
+        raw=dict(ensemble=name in ("final", "final-16", "long")),
+        average=dict(ensemble=name != "sweep"),
     )
 
 
-def run(settings: Settings, images: Images, plan: str, sharing: int) -> dict:
-    held_out = held_out_by(plan)
+def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
+    """One row of the plan `name`."""
+    held_out = held_out_by(name)
     began = time.perf_counter()
     trained = train(images, settings)
     training = time.perf_counter() - began
     models = dict(raw=trained.model, average=trained.average)
     scores = {
-        name: score(models[name], images, settings, **how)
-        for name, how in scoring(plan).items()
+        which: score(models[which], images, settings, **how)
+        for which, how in scoring(name).items()
     }
     seconds = [row["seconds"] for row in trained.rows]
     return dict(
@@ -281,8 +282,12 @@ def spread(rows: list[dict]) -> str:
         cells = [s["method"], f"{round(255 * s['epsilon'])}/255", s["epochs"]]
         cells.append(len(group))
         for kind in ("clean", "pgd", "ensemble"):
-            found = [100 * row["scores"]["average"][kind] for row in group]
-            cells.append(f"{np.mean(found):.2f} ± {np.std(found, ddof=1):.2f}")
+            found = [row["scores"]["average"].get(kind) for row in group]
+            if None in found:
+                cells.append("–")
+                continue
+            percent = 100 * np.array(found)
+            cells.append(f"{np.mean(percent):.2f} ± {np.std(percent, ddof=1):.2f}")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
@@ -358,8 +363,8 @@ def main():
             if options.methods and settings.method not in options.methods:
                 continue
             late = time.perf_counter() - began > 60 * options.minutes
-            name_of_run = identity(settings, held_out)
-            if late or name_of_run in done or claimed(options.claims, name_of_run):
+            this = identity(settings, held_out)
+            if late or this in done or claimed(options.claims, this):
                 continue
             row = run(settings, images, name, options.sharing)
             with options.out.open("a") as file:

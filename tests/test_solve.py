@@ -1,5 +1,7 @@
 """The driver: domains, empty lower levels, polish, early stopping, several starts."""
 
+import pathlib
+import runpy
 from typing import Any
 
 import equinox as eqx
@@ -224,22 +226,20 @@ def test_a_run_that_is_carried_to_a_flat_part_comes_back():
         assert s.value < s.history.value[0] - 1
 
 
-TOLLS = bx.Problem(
-    lambda x, y: -jnp.sum(x * y),
-    lambda x, y: 0.5 * jnp.sum(y**2) + jnp.sum((x - 4) * y),
-    bx.Polyhedron(
-        A=np.array([[-1.0, 0], [0, -1], [1, 0], [0, 1], [1, 1]]),
-        b=np.array([0.0, 0, 1.5, 1.5, 2]),
-    ),
-    domain=bx.Box(np.zeros(2), np.full(2, 5.0)),
-)
+@pytest.fixture(scope="module")
+def tolls() -> bx.Problem:
+    """The problem of the README's picture."""
+    example = pathlib.Path(__file__).parent.parent / "examples" / "tolls.py"
+    return runpy.run_path(str(example))["problem"]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 5])
-def test_runs_that_jump_over_the_best_part_or_stop_on_a_kink_end_at_the_optimum(seed):
+def test_runs_that_jump_over_the_best_part_or_stop_on_a_kink_end_at_the_optimum(
+    tolls, seed
+):
     # Seeds 3 and 5 are carried to a toll that nobody pays, where F is flat; with seeds
     # 0 and 1 the first round of the polish gives up 1e-4 away, on the kink.
-    s = bx.solve(TOLLS, bx.DSBLO(), np.array([1.0, 2.0]), key=jr.key(seed))
+    s = bx.solve(tolls, bx.DSBLO(), np.array([1.0, 2.0]), key=jr.key(seed))
     if seed in (3, 5):
         assert s.stochastic[1] > -4
     assert s.value == pytest.approx(-6, abs=zoo.EXACT)
@@ -249,10 +249,10 @@ def test_runs_that_jump_over_the_best_part_or_stop_on_a_kink_end_at_the_optimum(
     assert s.polish.start_value <= s.stochastic[1]
 
 
-def test_the_first_step_which_stays_does_not_end_a_run():
+def test_the_first_step_which_stays_does_not_end_a_run(tolls):
     steps = []
     s = bx.solve(
-        TOLLS, bx.DSBLO(), np.array([1.0, 2.0]), key=jr.key(0), chunk=1, polish=False,
+        tolls, bx.DSBLO(), np.array([1.0, 2.0]), key=jr.key(0), chunk=1, polish=False,
         callback=lambda step, x, value, history: steps.append(step),
     )  # fmt: skip
     assert s.stopped == "all steps taken"

@@ -21,22 +21,18 @@ def progress_bar(
     if not enabled:
         yield lambda count, text=None: None
         return
-    try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-    except ImportError:
+    console = _terminal()
+    if console is None:
         yield _Lines(total, description).advance
         return
-    console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
-        yield _Lines(total, description).advance
-        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -46,6 +42,16 @@ def progress_bar(
         yield lambda count, text=None: bar.update(
             task, advance=count, description=description if text is None else text
         )
+
+
+def _terminal():
+    """Where a bar can be drawn, or None."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(stderr=True)
+    return console if console.is_terminal or console.is_jupyter else None
 
 
 class _Lines:

@@ -161,14 +161,7 @@ def solve(
                 checkpoint=path,
                 tick=tick,
             )
-            found = _finish(run, run.go(point), certify)
-            box = run.view.domain
-            if isinstance(box, Box) and _met_an_open_bound(run, found):
-                again = _within(run, box.shrunk(_HAIR))
-                inside = _finish(again, again.go(point), certify)
-                inside.stopped += "; F is undefined on a bound, which was moved inside"
-                found = min(found, inside, key=_rank)
-            solutions.append(found)
+            solutions.append(_solve_from(run, point, certify))
     best = min(solutions, key=_rank)
     if len(solutions) > 1:
         best = replace(best, starts=solutions)
@@ -182,14 +175,28 @@ def _rank(solution: Solution):
     return (not solution.success, value if np.isfinite(value) else np.inf)
 
 
-def _met_an_open_bound(run: Run, found: Solution) -> bool:
+def _solve_from(run: Run, point, certify) -> Solution:
+    """The run from one start, and again a hair inside bounds on which `F` has no value.
+
+    Without a polish it is the method alone that is asked for, as in comparisons.
+    """
+    found = _finish(run, run.go(point), certify)
+    box = run.view.domain
+    asked = run.polish and isinstance(run.problem, Problem)
+    if not (asked and isinstance(box, Box) and _met_undefined(found)):
+        return found
+    again = _within(run, box.shrunk(_HAIR))
+    inside = _finish(again, again.go(point), certify)
+    inside.stopped += "; F is undefined on a bound, which was moved inside"
+    return min(found, inside, key=_rank)
+
+
+def _met_undefined(found: Solution) -> bool:
     """Whether `F` was undefined somewhere, so that bounds on `x` may be to blame.
 
     Projections end on bounds. Where `F` has a pole or a logarithm there, a run would
     stay where it is.
     """
-    if not (run.polish and isinstance(run.problem, Problem)):
-        return False
     undefined = status_code(Status.non_finite)
     codes = found.history["status"] if len(found.history) else ()
     polish = found.polish
