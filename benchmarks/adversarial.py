@@ -251,6 +251,13 @@ def attack(settings: dict) -> str:
     return f"{signs} + 1 plain of {plain}" if own else signs
 
 
+def weight(settings: dict) -> str:
+    """The Hessian in the implicit gradient."""
+    if settings["method"] not in BILEVEL:
+        return "–"
+    return "tied" if settings["tied"] else f"{settings['implicit_weight']:g}"
+
+
 def in_paper(settings: dict) -> str:
     """What the paper reports at this radius, or at the variance nearest to this one."""
     radius = round(255 * settings["epsilon"])
@@ -295,8 +302,8 @@ def spread(rows: list[dict]) -> str:
 def table(rows: list[dict]) -> str:
     """Rows as Markdown."""
     head = (
-        "method", "model", "eps", "attack", "variance", "epochs", "step", "momentum",
-        "seed",
+        "method", "model", "eps", "attack", "weight", "variance", "epochs", "step",
+        "momentum", "seed",
     )  # fmt: skip
     numbers = [
         f"{name} {kind}"
@@ -312,7 +319,7 @@ def table(rows: list[dict]) -> str:
         radius = round(255 * s["epsilon"])
         tilted = s["method"] in ("ds-blo", "tilted-momentum", "ssigd")
         cells = [
-            s["method"], s["model"], f"{radius}/255", attack(s),
+            s["method"], s["model"], f"{radius}/255", attack(s), weight(s),
             f"{s['variance']:.0e} {s['reading']}" if tilted else "–", s["epochs"],
             f"{s['rate'] / (1 - s['momentum']):.3g}", s["momentum"], s["seed"],
         ]  # fmt: skip

@@ -299,9 +299,14 @@ def test_fast_at_takes_one_long_step():
     assert float(instance.step_size) == pytest.approx(0.125)
 
 
-def test_a_collapse_is_attacked_images_that_look_easier_than_clean_ones():
-    assert collapsed(attacked=1.0, clean=0.2)
-    assert not collapsed(attacked=0.5, clean=0.8)
+def test_a_collapse_is_a_training_attack_that_says_nothing():
+    # Easier than clean images; far easier than under PGD.
+    assert collapsed(attacked=1.0, clean=0.2, robust=0.2)
+    assert collapsed(attacked=0.57, clean=0.75, robust=0.08)
+    # Healthy; an attack that is only weak; the first epoch.
+    assert not collapsed(attacked=0.5, clean=0.8, robust=0.45)
+    assert not collapsed(attacked=0.55, clean=0.93, robust=0.3)
+    assert not collapsed(attacked=0.2, clean=0.3, robust=0.0)
 
 
 def test_solve_moves_the_weights_and_sets_the_statistics(model, batch):

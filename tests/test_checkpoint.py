@@ -93,6 +93,24 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     np.testing.assert_array_equal(first.history["value"], again.history["value"])
 
 
+def test_a_run_that_ended_early_is_found_again_or_goes_on_under_other_rules(tmp_path):
+    path = tmp_path / "run.npz"
+    first = run(path, callback=lambda step, *a: step >= 40)
+    assert first.stopped == "the callback asked"
+    assert len(first.history) == 40
+    again = run(path)
+    assert again.stopped == first.stopped
+    np.testing.assert_array_equal(first.x, again.x)
+    onwards = run(path, stop=bx.Stop(0, 0, seconds=1e6))
+    assert onwards.stopped == "all steps taken"
+    assert len(onwards.history) == 60
+    # A limit on time is a pause.
+    path = tmp_path / "paused.npz"
+    paused = run(path, stop=bx.Stop(0, 0, seconds=0.0))
+    assert len(paused.history) == 20
+    assert len(run(path, stop=bx.Stop(0, 0, seconds=0.0)).history) == 40
+
+
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "other format"])
 def test_a_damaged_file_is_told_and_left_alone(tmp_path, damage):
     path = tmp_path / "run.npz"

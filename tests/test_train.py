@@ -90,6 +90,27 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(images, tmp_path):
             train(images, dataclasses.replace(settings, **change), folder=folder)
 
 
+def test_a_collapse_ends_the_run_and_stays_ended(images, tmp_path):
+    settings = dataclasses.replace(SETTINGS, method="bilevel-sgd", epsilon=0.3)
+    sound = train(images, settings)
+    assert not sound.collapsed
+    assert len(sound.rows) == SETTINGS.epochs
+
+    tied = dataclasses.replace(settings, tied=True)
+    ended = train(images, tied, folder=tmp_path)
+    assert ended.collapsed
+    assert "collapsed" in ended.stopped
+    assert len(ended.rows) < SETTINGS.epochs
+    # Robust accuracy is gone, though the training attack does not show it.
+    assert ended.rows[-1]["accuracy"] > 0.3
+    assert ended.rows[-1]["robust"] < sound.rows[-1]["robust"] / 2
+    # The same call finds the end; it does not go on behind the guard.
+    again = train(images, tied, folder=tmp_path)
+    assert again.collapsed
+    assert again.rows == ended.rows
+    assert same((ended.model, ended.average), (again.model, again.average))
+
+
 def test_a_batch_larger_than_the_data_is_a_mistake(images):
     with pytest.raises(ValueError, match="more than the 500 training images"):
         train(images, dataclasses.replace(SETTINGS, batch_size=501))

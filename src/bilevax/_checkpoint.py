@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-FORMAT = "bilevax-checkpoint-1"
+FORMAT = "bilevax-checkpoint-2"
 
 
 class CheckpointError(ValueError):

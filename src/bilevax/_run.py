@@ -35,6 +35,7 @@ from ._status import Status, has_value, status_code, status_name
 _WHOLE_RUN = 2**31 - 1
 # So many steps without a move end a run.
 _STEPS_TO_JUDGE = 10
+_TIME_SPENT = "the time is spent"
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,18 @@ class Run:
         kept, chosen = x, self._chosen_step()
         mean = None if self.average is None else x
         history, step, spent = History().evaluated(0, e.value, 0.0, 0.0), 0, 0.0
+        ended = None
         # The way back from an empty lower level is long to compile and rarely needed:
         # a chunk that would need it is run again with it.
         problem = self.problem.assuming_feasible()
         if self.checkpoint is not None and os.path.exists(self.checkpoint):
             (state, kept, x, mean), history, meta = self._restore(state, kept, x, mean)
-            step, spent = meta["step"], meta["spent"]
+            step, spent, ended = meta["step"], meta["spent"], self._ended(meta)
             problem = self.problem if meta["recovering"] else problem
             x, e = self._look(x)
-            self.tick(step)
-        reason, best = "all steps taken", (x, e)
-        while step < self.num_steps:
+            self.tick(step if ended is None else self.num_steps)
+        reason, best = ended or "all steps taken", (x, e)
+        while step < self.num_steps and ended is None:
             last = min(step + self.chunk, self.num_steps)
             before = (state, kept, mean, step, last, chosen)
             left = time.perf_counter()
@@ -124,8 +126,8 @@ class Run:
             if self.checkpoint is not None:
                 recovering = problem is self.problem
                 tree = (state, kept, best[0], mean)
-                self._save(tree, history, step, seconds, recovering)
-            if early:
+                self._save(tree, history, step, seconds, recovering, early)
+            if early is not None:
                 reason = early
                 self.tick(self.num_steps - step)
                 break
@@ -195,7 +197,7 @@ class Run:
         if len(history) >= enough and move < self.stop.move * scales.length:
             return "the steps vanished"
         if seconds > self.stop.seconds:
-            return "the time is spent"
+            return _TIME_SPENT
         if self.stop.certificate is not None:
             radius, eps = self.stop.certificate
             found = certify(self.view, x, radius, key=self.key)
@@ -217,9 +219,17 @@ class Run:
             key=np.asarray(jr.key_data(self.key)).tolist(),
         )
 
-    def _save(self, tree, history, step, seconds, recovering):
+    def _ended(self, meta: dict) -> str | None:
+        """Why the run of a checkpoint ended early, under the same rules; else None."""
+        same = meta["stop"] == repr(self.stop)
+        return meta["ended"] if same and meta["ended"] != _TIME_SPENT else None
+
+    def _save(self, tree, history, step, seconds, recovering, ended):
         arrays = checkpoints.flatten(tree, "state_") | to_arrays(history)
-        meta = self._meta | dict(step=step, spent=seconds, recovering=recovering)
+        meta = self._meta | dict(
+            step=step, spent=seconds, recovering=recovering, ended=ended,
+            stop=repr(self.stop),
+        )  # fmt: skip
         checkpoints.save(self.checkpoint, arrays, meta)
 
     def _restore(self, *like):

@@ -121,7 +121,8 @@ def solve(
     - `progress`: a bar; `callback(step, x, value, history)` after every chunk, with the
       average as a fifth argument where one is kept; a true result ends the run.
     - `checkpoint`: a file to write after every chunk. If it exists, the run continues
-      from it and ends exactly as if it had never been interrupted.
+      from it and ends exactly as if it had never been interrupted. A run that has ended
+      is found again; one that ended early goes on with another `stop`.
 
     Where the lower level is empty, `x` goes to the nearest point where it is not. A
     result that is no answer raises a `BilevelError`, unless `throw=False`.

@@ -5,7 +5,11 @@ from pathlib import Path
 # A column of the rows, and what it is called in the figure.
 _PANELS = (
     (("loss", "loss under the training attack"),),
-    (("accuracy", "attacked (training)"), ("clean", "clean (training)")),
+    (
+        ("accuracy", "training attack"),
+        ("robust", "PGD (training images)"),
+        ("clean", "clean (training images)"),
+    ),
 )
 
 
