@@ -243,7 +243,7 @@ def attack(settings: dict) -> str:
     """The training attack in a few signs; a bilevel one ends with a plain step."""
     own = settings["method"] in BILEVEL
     count = settings["attack_steps"] or (1 if own else 10)
-    size = settings["sign_step"] or (None if own else 2 / 255)
+    size = settings["sign_step"] or (None if own else settings["epsilon"] / 4)
     plain = f"{255 * settings['attack_step']:.0f}/255"
     if size is None:
         return f"{count} + 1 plain of {plain}"

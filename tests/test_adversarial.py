@@ -28,7 +28,7 @@ from bilevax.adversarial.problem import (
 from bilevax.adversarial.recipes import instance_of, method_of
 from bilevax.adversarial.schedules import SCHEDULES, Rate
 from bilevax.adversarial.settings import Settings, fraction
-from bilevax.adversarial.training import collapsed
+from bilevax.adversarial.watch import collapsed
 
 KEY = jr.key(0)
 EPSILON = 0.1
@@ -276,6 +276,8 @@ def test_settings_say_what_is_wrong_with_them():
     assert fraction("8/255") == 8 / 255
     with pytest.raises(ValueError, match="divides by zero"):
         fraction("1/0")
+    with pytest.raises(ValueError, match="is no number; write it as"):
+        fraction("a lot")
     assert Settings(epsilon=16 / 255).step_of_attack == 2000 / 255
     assert Settings().step_of_attack == 5000 / 255
     wrong: Any
@@ -287,9 +289,24 @@ def test_settings_say_what_is_wrong_with_them():
         (dict(rate=float("nan")), "`rate` is a positive number"),
         (dict(implicit_weight=0.0), "`implicit_weight` is a positive"),
         (dict(variance=-1.0), "not negative"),
+        (dict(weight_decay=float("nan")), "`weight_decay` is a number that is not"),
+        (dict(label_smoothing=2.0), r"`label_smoothing` is in \[0, 1\)"),
+        (dict(gamma1=-1.0), "`gamma1` is a number that is not negative"),
+        (dict(peak_at=0.0), "`peak_at` is in"),
+        (dict(schedule="square"), "`schedule` is one of"),
+        (dict(attack_steps=-1), "`attack_steps` is not negative"),
     ):
         with pytest.raises(ValueError, match=text):
             Settings(**wrong)
+
+
+def test_the_sign_steps_of_at_grow_with_the_box():
+    for method in ("at", "trades"):
+        for epsilon in (8 / 255, 0.3):
+            instance: Any = instance_of(Settings(method=method, epsilon=epsilon))
+            assert float(instance.step_size) == pytest.approx(epsilon / 4)
+    instance = instance_of(Settings(method="at", sign_step=0.01))
+    assert float(instance.step_size) == pytest.approx(0.01)
 
 
 def test_fast_at_takes_one_long_step():

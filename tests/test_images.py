@@ -221,6 +221,12 @@ def test_damaged_binary_batches_are_named(tmp_path):
         (dict(y_test=np.full(4, -1)), "y_test has the label -1"),
         (dict(x_test=fake(4, shape=(8, 8, 3))[0]), "Bring both to one shape"),
         (dict(x_train=np.array([{}] * 6)), "damaged or no .npz file of images"),
+        (dict(x_train=np.zeros((6, 3, 32, 32), "uint8")), "with channels first"),
+        (dict(x_train=fake(6)[0] // 255), "no byte of x_train exceeds 1"),
+        (dict(y_train=np.arange(1, 7)), "the lowest label of y_train is 1.*subtract"),
+        (dict(y_train=np.zeros(6, int)), "all training images have one label"),
+        (dict(y_train=np.array([0, 1, 2, 3, 4, 99])), "6 labels, but they go up to 99"),
+        (dict(y_train=np.arange(6), y_test=np.full(4, 8)), "has the label 8 of y_test"),
     ],
 )
 def test_faulty_npz_files_are_named(tmp_path, changes, text):

@@ -9,8 +9,8 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,11 @@ import jax
 import numpy as np
 
 FORMAT = "bilevax-checkpoint-2"
+# What NumPy and its archives raise for files that are not what they should be.
+_UNREADABLE = (
+    OSError, ValueError, KeyError, EOFError, TypeError, NotImplementedError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 class CheckpointError(ValueError):
@@ -35,15 +40,16 @@ def save(path: str | os.PathLike, arrays: dict[str, np.ndarray], meta: dict) -> 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"format": FORMAT, **meta}, sort_keys=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    # By name, not by `tempfile`, whose files nobody else may read.
+    name = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(name, "wb") as file:
             np.savez(file, allow_pickle=False, meta=np.array(text), **arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         raise
 
 
@@ -55,7 +61,7 @@ def load(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
         with np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         meta = json.loads(str(arrays.pop("meta")))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise CheckpointError(
@@ -74,10 +80,13 @@ def check_same(path, found: dict, expected: dict) -> None:
     """Raise unless the file belongs to the run that is asked for."""
     for name, want in expected.items():
         if found.get(name) != want:
+            # A digest of data and functions tells a reader nothing.
+            cause = "its functions or data are others"
+            if name != "problem":
+                cause = f"its {name} is {found.get(name)!r}, this run has {want!r}"
             raise CheckpointError(
-                f"{path} belongs to another run: its {name} is {found.get(name)!r}, "
-                f"this run has {want!r}. It was left alone; name another file or "
-                "repeat the call that wrote it."
+                f"{path} belongs to another run: {cause}. It was left alone; name "
+                "another file or repeat the call that wrote it."
             )
 
 

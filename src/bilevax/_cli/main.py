@@ -1,4 +1,4 @@
-"""`bilevax solve | explain | certify | compare | experiment | train`."""
+"""`bilevax solve | explain | certify | compare | experiment | train | evaluate`."""
 
 import argparse
 import os
@@ -6,16 +6,19 @@ import sys
 
 import jax
 
+import bilevax
+
 from .._checkpoint import CheckpointError
 from .._status import BilevelError
-from . import certify, compare, experiment, explain, solve, train
+from . import certify, compare, evaluate, experiment, explain, solve, train
 from .problem_file import FileError, in_user_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     options = parser().parse_args(arguments)
-    if (options.precision or options.usual_precision) == "float64":
+    usual = getattr(options, "dtype", options.usual_precision)
+    if (options.precision or usual) == "float64":
         jax.config.update("jax_enable_x64", True)
     try:
         status = options.run(options)
@@ -50,10 +53,14 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument(
         "--precision", choices=("float64", "float32"),
-        help="of all computations (default: float64; float32 for `train`)",
+        help="of all computations (default: float64; float32 for `train` and "
+        "`evaluate`)",
     )  # fmt: skip
+    top.add_argument(
+        "--version", action="version", version=f"bilevax {bilevax.__version__}"
+    )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for command in (solve, explain, certify, compare, experiment, train):
+    for command in (solve, explain, certify, compare, experiment, train, evaluate):
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(name, help=command.TEXT, description=command.TEXT)
         sub.add_argument("--json", action="store_true", help="machine-readable output")

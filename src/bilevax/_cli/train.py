@@ -2,40 +2,55 @@
 
 import argparse
 import dataclasses
-import json
 import statistics
 from pathlib import Path
 
 import jax
 
 # What trains is imported when it is wanted: other commands need not wait for it.
+from ..adversarial.images import DATASETS
+from ..adversarial.layers import ACTIVATIONS
 from ..adversarial.models import MODELS
 from ..adversarial.schedules import SCHEDULES
 from ..adversarial.settings import METHODS, READINGS, Settings, fraction
 
 TEXT = "train a classifier against attacks on its images"
 PRECISION = "float32"
-# What settings mean, where their name does not say.
 _TEXTS = dict(
-    method="how the weights move",
+    method="how the weights move; all but at, trades, fast-at and clean are bilevel",
     model="the network",
-    epsilon="radius of the attack, such as 8/255",
+    epsilon="radius of the attack in units of the pixel range, such as 8/255",
+    epochs="passes over the training images",
+    batch_size="images per step, over all devices",
     rate="peak of the learning rate",
+    schedule="how the learning rate moves",
+    peak_at="share of the run after which the triangular rate is at its peak",
+    momentum="of SGD, or the beta of DS-BLO",
+    weight_decay="weight of |theta|^2 / 2 in the loss",
+    label_smoothing="share of each label that is spread over all classes",
     gamma1="of DS-BLO: 1 / step is gamma1 |m| + gamma2",
     attack_step="plain step of the bilevel attack (default: 5000/255; 2000/255 for "
     "epsilon above 8/255)",
-    attack_steps="steps of the first attack (default: 1; 10 for at and trades)",
-    sign_step="length of sign steps of the attack (default: 2/255 for at and trades, "
-    "plain steps for bilevel methods)",
-    implicit_weight="Hessian in the implicit gradient",
-    tied="take the inverse of the attack step for it; the run is watched and may "
-    "collapse",
-    variance="of the tilt",
+    attack_steps="steps of the training attack (default: 10 for at and trades; 1 for "
+    "bilevel methods, which take another at the end)",
+    sign_step="length of sign steps of the training attack (default: epsilon/4 for at "
+    "and trades, plain steps for bilevel methods)",
+    implicit_weight="Hessian in the implicit gradient of bilevel methods",
+    tied="take the inverse of the attack step for the implicit weight; the run is "
+    "watched and may collapse",
+    variance="variance of the tilt of ds-blo, tilted-momentum and ssigd",
     reading="whether the variance is that of the perturbation which the tilt causes, "
     "or of the tilt itself",
-    radius="of the shift of PIGD, as a share of the norm of the weights",
+    radius="length of the shift of pigd, as a share of the norm of the weights",
+    trades_beta="weight of the divergence in trades",
     average="decay of the average of the weights",
-    dtype="in which convolutions compute",
+    padding="random crops shift images by up to this many pixels",
+    flip="mirror images at random (default: yes)",
+    dtype="precision of convolutions; bfloat16 is for accelerators, weights stay "
+    "float32",
+    activation="relu, or a smooth one",
+    width="channels of the first layer (default: 64; 16 for small)",
+    seed="of weights, batches, tilts and attacks",
 )
 _CHOICES = dict(
     method=METHODS,
@@ -43,19 +58,41 @@ _CHOICES = dict(
     schedule=SCHEDULES,
     reading=READINGS,
     dtype=("float32", "bfloat16", "float64"),
+    activation=tuple(ACTIVATIONS),
 )
 _FRACTIONS = ("epsilon", "attack_step", "sign_step")
 
 
-def add_arguments(sub: argparse.ArgumentParser) -> None:
+def add_data(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--dataset", default="cifar10",
-        help="cifar10, cifar100, digits, or npz for a file of your own "
-        "(default: cifar10)",
+        "--dataset", default="cifar10", choices=DATASETS,
+        help="npz is a file of your own (default: cifar10)",
     )  # fmt: skip
     sub.add_argument(
         "--data", metavar="PATH", help="folder of the binary batches, or an npz file"
     )
+
+
+def add_scoring(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--restarts", type=positive, default=10, metavar="N",
+        help="random starts of PGD-50, by which robust accuracy is measured "
+        "(default: 10)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--no-ensemble", action="store_true",
+        help="leave out the ensemble of stronger attacks, which takes longest",
+    )  # fmt: skip
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, not {text}")
+    return int(text)
+
+
+def add_arguments(sub: argparse.ArgumentParser) -> None:
+    add_data(sub)
     for setting in dataclasses.fields(Settings):
         _add_setting(sub, setting)
     sub.add_argument(
@@ -63,17 +100,23 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="score on the last N training images, which are then not trained on, "
         "instead of the test images (default: 0)",
     )  # fmt: skip
-    sub.add_argument("--restarts", type=int, default=10, help="of PGD-50 (default: 10)")
+    add_scoring(sub)
     sub.add_argument(
-        "--no-ensemble", action="store_true", help="score with PGD-50 alone"
-    )
+        "--start-from", metavar="FOLDER",
+        help="train the averaged weights of that finished run further",
+    )  # fmt: skip
     sub.add_argument(
         "--out", default="results/train", metavar="FOLDER",
-        help="gets rows, curves and a checkpoint per epoch; the same command goes on "
-        "where it was interrupted (default: results/train)",
+        help="gets rows, curves, weights and a checkpoint per epoch; the same command "
+        "goes on where it was interrupted (default: results/train)",
     )  # fmt: skip
+    sub.add_argument(
+        "--afresh", action="store_true", help="discard a run that is there already"
+    )
     group = sub.add_argument_group("several processes")
-    group.add_argument("--coordinator", metavar="HOST:PORT", help="of the first one")
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="address of the first process"
+    )
     group.add_argument("--processes", type=int, help="how many there are")
     group.add_argument("--process", type=int, help="which one this is, from 0")
 
@@ -81,13 +124,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def _add_setting(sub, setting: dataclasses.Field) -> None:
     name, default = setting.name, setting.default
     flag = "--" + name.replace("_", "-")
-    text = _TEXTS.get(name, name.replace("_", " "))
+    text = _TEXTS[name]
     if isinstance(default, bool):
         kind = argparse.BooleanOptionalAction
         sub.add_argument(flag, action=kind, default=default, help=text)
         return
     if name in _FRACTIONS:
-        kind = fraction
+        kind = radius
     elif default is None:
         kind = int
     else:
@@ -98,6 +141,15 @@ def _add_setting(sub, setting: dataclasses.Field) -> None:
     sub.add_argument(
         flag, type=kind, default=default, choices=_CHOICES.get(name), help=text
     )
+
+
+def radius(text: str) -> float:
+    """A number such as 8/255, for argparse."""
+    try:
+        return fraction(text)
+    except ValueError as error:
+        # Of other errors argparse shows only that there was one.
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def kept(options) -> str:
@@ -112,6 +164,7 @@ def run(options) -> int:
     from ..adversarial.devices import connect
     from ..adversarial.images import load_images, split
     from ..adversarial.training import score, train
+    from ..adversarial.weights import load_network
 
     connect(options.coordinator, options.processes, options.process)
     settings = Settings(
@@ -121,7 +174,15 @@ def run(options) -> int:
     if options.held_out:
         images = split(images, options.held_out)
     progress = not options.json and jax.process_index() == 0
-    trained = train(images, settings, folder=options.out, progress=progress)
+    start = None if options.start_from is None else load_network(options.start_from)
+    trained = train(
+        images,
+        settings,
+        folder=options.out,
+        progress=progress,
+        network=start,
+        resume=not options.afresh,
+    )
     result = dict(
         dataset=options.dataset, held_out=options.held_out, **settings.as_row()
     )
@@ -144,19 +205,21 @@ def run(options) -> int:
 def show(options, trained, result: dict) -> int:
     """Write the result beside the curves and print it."""
     from ..adversarial.curves import draw
+    from ..adversarial.run_folder import strict_json
 
     if jax.process_index() == 0:
         folder = Path(options.out)
-        (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+        (folder / "result.json").write_text(strict_json(result, indent=1) + "\n")
         figure = draw(trained.rows, folder / "curves.svg")
         if options.json:
-            print(json.dumps(result))
+            print(strict_json(result))
         else:
             print(f"ended: {trained.stopped}")
             for name in ("raw", "averaged"):
                 print(f"{name:>8}: {accuracies(result[name])}")
-            print(f"rows and curves: {folder}" + ("" if figure else " (no figure)"))
-    return 1 if trained.collapsed else 0
+            missing = "" if figure else " (no figure)"
+            print(f"rows, curves and weights: {folder}{missing}")
+    return 1 if trained.failed else 0
 
 
 def accuracies(scores: dict) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 from .attack import Attack, Loss, Predict, Target, choose, worst
 from .boxes import Images, pixel_box, random_start
 from .losses import PerImage, cross_entropy
-from .restarts import check_steps, restarted
+from .restarts import check_radius, check_steps, restarted
 
 MOMENTUM = 0.75
 # A stretch with a smaller share of rises calls for a smaller step.
@@ -84,6 +84,7 @@ class APGD(eqx.Module):
     def __init__(self, epsilon, *, steps: int):
         check_steps(steps)
         self.epsilon = jnp.asarray(epsilon, float)
+        check_radius(self.epsilon)
         self.steps = steps
 
     def __call__(self, target: Target, keys: Shaped[PRNGKeyArray, " B"]) -> Attack:

@@ -26,11 +26,11 @@ def everywhere(tree, devices):
 
 def connect(coordinator: str | None, processes: int | None, index: int | None) -> None:
     """Join the processes of a distributed run; nothing where none are asked for."""
-    if coordinator is None:
+    if (coordinator, processes, index) == (None, None, None):
         return
-    if processes is None or index is None:
+    if coordinator is None or processes is None or index is None:
         raise ValueError(
             "a distributed run needs the address of its first process, how many there "
-            "are, and which one this is."
+            "are, and which one this is (--coordinator, --processes, --process)."
         )
     jax.distributed.initialize(coordinator, processes, index)

@@ -48,6 +48,11 @@ def load_images(dataset: str, folder: str | os.PathLike | None = None) -> Images
     if dataset not in DATASETS:
         raise ValueError(f"no dataset {dataset!r}; there are {', '.join(DATASETS)}.")
     if dataset == "digits":
+        if folder is not None:
+            raise ValueError(
+                'the dataset "digits" comes with scikit-learn and reads no files; '
+                f'for those in {folder} name another one, such as "npz".'
+            )
         return _digits()
     if folder is None:
         raise ValueError(
@@ -139,6 +144,9 @@ def _any_npz(path: Path) -> Images:
             )
         path = found[0]
     arrays = npz_files.read(path)
+    cause = npz_files.fault_of_own(arrays)
+    if cause is not None:
+        raise ValueError(f"{path}: {cause}.")
     classes = int(max(arrays[1].max(), arrays[3].max())) + 1
     return Images(path.stem, *arrays, classes, *moments(arrays[0]))
 
@@ -149,7 +157,7 @@ def _digits() -> Images:
     except ImportError as error:
         raise ImportError(
             'the dataset "digits" comes with scikit-learn, which is not installed: '
-            "pip install scikit-learn."
+            "pip install scikit-learn, or bilevax with the extra `train`."
         ) from error
     data = load_digits()
     # Grey goes from 0 to 16 there.

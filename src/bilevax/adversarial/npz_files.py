@@ -49,12 +49,41 @@ def read(path: Path) -> Arrays:
     return x_train, y_train.astype(np.int32), x_test, y_test.astype(np.int32)
 
 
+def fault_of_own(arrays: Arrays) -> str | None:
+    """What is wrong with a set of the user's own as a whole."""
+    x_train, y_train, _, y_test = arrays
+    if x_train.max() <= 1:
+        return (
+            f"no byte of x_train exceeds {x_train.max()}, but pixels go from 0 to 255. "
+            "Multiply by 255 before the conversion to uint8"
+        )
+    known, asked = np.unique(y_train), np.unique(y_test)
+    if known[0] > 0:
+        return (
+            f"the lowest label of y_train is {known[0]}. Labels count from 0: subtract "
+            "it"
+        )
+    if known.size < 2:
+        return "all training images have one label; a classifier needs two classes"
+    if known[-1] >= 2 * known.size:
+        return (
+            f"y_train has {known.size} labels, but they go up to {known[-1]}. Number "
+            "the classes from 0 without gaps"
+        )
+    strangers = np.setdiff1d(asked, known)
+    if strangers.size:
+        return f"no training image has the label {strangers[0]} of y_test"
+    return None
+
+
 def _fault(kind: str, x: np.ndarray, y: np.ndarray) -> str | None:
     """What is wrong with one half of the set."""
     if x.dtype != np.uint8:
         return f"x_{kind} is {x.dtype}, not uint8"
     if x.ndim != 4 or 0 in x.shape:
         return f"x_{kind} has shape {x.shape}, not four axes that hold something"
+    if x.shape[1] in (1, 3) and x.shape[3] > 4:
+        return f"x_{kind} has shape {x.shape}, with channels first"
     if not np.issubdtype(y.dtype, np.integer):
         return f"y_{kind} is {y.dtype}, not integer"
     if y.shape != x.shape[:1]:

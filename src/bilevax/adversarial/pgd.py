@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Shaped
 from .attack import Attack, Loss, Predict, Target
 from .boxes import pixel_box, random_start
 from .losses import cross_entropy
-from .restarts import check_steps, restarted
+from .restarts import check_radius, check_steps, restarted
 
 
 class PGD(eqx.Module):
@@ -29,6 +29,7 @@ class PGD(eqx.Module):
         check_steps(steps)
         # Arrays, so that other numbers use the same program.
         self.epsilon = jnp.asarray(epsilon, float)
+        check_radius(self.epsilon)
         length = self.epsilon / 4 if step_size is None else step_size
         self.step_size = jnp.asarray(length, float)
         self.steps = steps

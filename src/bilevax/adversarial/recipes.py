@@ -12,6 +12,7 @@ from .._methods.gradient_descent import GradientDescent
 from .._methods.pigd import PIGD
 from .._methods.ssigd import SSIGD
 from .._perturbation import Gaussian
+from .network import statistics_mask
 from .problem import AbstractInstance, Bilevel, Madry, Trades
 from .schedules import Rate
 from .settings import BILEVEL, Settings
@@ -31,7 +32,7 @@ def instance_of(settings: Settings) -> AbstractInstance:
             **common,
         )
     steps = 10 if s.attack_steps is None else s.attack_steps
-    size = 2 / 255 if s.sign_step is None else s.sign_step
+    size = s.sign_step_of_attack
     attack: Any = dict(epsilon=s.epsilon, steps=steps, step_size=size)
     if s.method == "at":
         return Madry(**attack, **common)
@@ -55,7 +56,8 @@ def method_of(settings: Settings, model, num_steps: int) -> AbstractMethod:
     if s.method == "ssigd":
         return SSIGD(perturbation=law, optimiser=optimiser)
     if s.method == "pigd":
-        radius = s.radius * float(jax.jit(tree_norm)(model))
+        weights = eqx.filter(model, statistics_mask(model), inverse=True)
+        radius = s.radius * float(jax.jit(tree_norm)(weights))
         return PIGD(radius=radius, oracle="implicit", optimiser=optimiser)
     return GradientDescent(optimiser)
 

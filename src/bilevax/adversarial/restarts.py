@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree, Shaped
 
+from .._status import is_traced
 from .attack import Attack, Climb, Loss, Predict, Target, at_rest, worst
 from .boxes import image_keys, unit_range
 
@@ -56,6 +57,25 @@ def check_batch(images: Array, labels: Array) -> None:
     if not floating and images.dtype != jnp.uint8:
         raise ValueError(
             f"images are floats in [0, 1] or uint8 in 0..255, not {images.dtype}."
+        )
+    if floating and images.size and not is_traced(images):
+        low, high = float(jnp.min(images)), float(jnp.max(images))
+        # False for NaN as well.
+        if not (low >= 0 and high <= 1):
+            raise ValueError(
+                f"images are floats in [0, 1]; these go from {low:g} to {high:g}. "
+                "Divide bytes by 255, and let the classifier normalise."
+            )
+
+
+def check_radius(epsilon: Array) -> None:
+    """Raise where there is no such ball, if that can be known before running."""
+    if is_traced(epsilon) or epsilon.ndim:
+        return
+    if not 0 <= float(epsilon) <= 1:
+        raise ValueError(
+            "`epsilon` is in units of the pixel range [0, 1], such as 8/255; got "
+            f"{float(epsilon):g}."
         )
 
 

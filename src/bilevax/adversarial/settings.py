@@ -3,10 +3,32 @@
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 
+from .schedules import SCHEDULES
+
 # The methods whose gradient passes through the attack.
 BILEVEL = ("ds-blo", "tilted-momentum", "ssigd", "pigd", "bilevel-sgd")
 METHODS = (*BILEVEL, "at", "trades", "fast-at", "clean")
 READINGS = ("added", "tilt")
+_CHOICES = dict(method=METHODS, schedule=SCHEDULES, reading=READINGS)
+# What the numbers may be. Comparisons with NaN are false.
+_RANGES = {
+    ("rate", "implicit_weight", "attack_step", "sign_step"): (
+        lambda value: 0 < value < float("inf"),
+        "a positive number",
+    ),
+    ("variance", "weight_decay", "gamma1", "radius", "trades_beta"): (
+        lambda value: 0 <= value < float("inf"),
+        "a number that is not negative",
+    ),
+    ("momentum", "label_smoothing", "average"): (
+        lambda value: 0 <= value < 1,
+        "in [0, 1)",
+    ),
+    ("peak_at",): (lambda value: 0 < value <= 1, "in (0, 1]"),
+    ("epochs", "batch_size", "width"): (lambda value: value >= 1, "at least 1"),
+    ("attack_steps", "padding"): (lambda value: value >= 0, "not negative"),
+    ("seed",): (lambda value: 0 <= value < 2**31, "between 0 and 2^31 - 1"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +47,8 @@ class Settings:
     - `attack_step`: length of a plain step of the bilevel attack; by default 5000/255,
       and 2000/255 for epsilon above 8/255.
     - `attack_steps`: of the first attack of bilevel methods (1), or of AT and TRADES
-      (10). `sign_step`: makes the first attack one of sign steps of that length.
+      (10). `sign_step`: makes the first attack one of sign steps of that length; AT and
+      TRADES always take them, by default of a quarter of epsilon (2/255 at 8/255).
     - `implicit_weight`: the Hessian in the implicit gradient; `tied` takes the inverse
       of the attack step instead.
     - `variance`: of the tilt. `reading`: "added" states it in units of the perturbation
@@ -65,7 +88,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self):
-        for name, allowed in (("method", METHODS), ("reading", READINGS)):
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"`{name}` is one of {', '.join(allowed)}; got "
@@ -76,17 +99,11 @@ class Settings:
                 "`epsilon` is in units of the pixel range [0, 1], such as 8/255; got "
                 f"{self.epsilon}."
             )
-        for name in ("rate", "implicit_weight", "attack_step", "sign_step"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"`{name}` is a positive number; got {value}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"`momentum` is in [0, 1); got {self.momentum}.")
-        if not 0 <= self.variance < float("inf"):
-            raise ValueError(f"`variance` is not negative; got {self.variance}.")
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is at least 1; got {getattr(self, name)}.")
+        for names, (holds, text) in _RANGES.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not holds(value):
+                    raise ValueError(f"`{name}` is {text}; got {value}.")
 
     @property
     def step_of_attack(self) -> float:
@@ -94,6 +111,11 @@ class Settings:
         if self.attack_step is not None:
             return self.attack_step
         return (5000 if self.epsilon <= 8 / 255 + 1e-9 else 2000) / 255
+
+    @property
+    def sign_step_of_attack(self) -> float:
+        """`sign_step` or the default of AT and TRADES, which reaches all of the box."""
+        return self.epsilon / 4 if self.sign_step is None else self.sign_step
 
     @property
     def tilt_deviation(self) -> float:
@@ -112,3 +134,5 @@ def fraction(text: str) -> float:
         return float(Fraction(text))
     except ZeroDivisionError:
         raise ValueError(f"{text} divides by zero.") from None
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no number; write it as 0.03 or 8/255.") from None

@@ -1,9 +1,8 @@
 """`train`: a robust classifier by the methods and the driver of the library."""
 
-import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 
-from .._checkpoint import CheckpointError, load
+from .._checkpoint import fingerprint
 from .._history import History
 from .._progress import progress_bar
 from .._solve import solve
 from .batches import ImageBatches
-from .boxes import unit_range
 from .devices import batch_sharding, everywhere
 from .evaluate import evaluate
 from .images import Images
-from .losses import correct
 from .models import build
 from .network import AbstractNetwork
-from .pgd import pgd
 from .problem import adversarial_problem
 from .recipes import instance_of, method_of
+from .run_folder import RunFolder
 from .settings import Settings
-
-# Training images on which clean and robust accuracy are watched, and steps of PGD.
-_WATCHED, _WATCH_STEPS = 1000, 10
+from .watch import Watch
+from .weights import save_network
 
 
 @dataclass
@@ -40,7 +35,7 @@ class Trained:
 
     - `model`, `average`: last weights, and the running average of all.
     - `rows`: one dictionary per epoch.
-    - `stopped`: why it ended; `collapsed` if the guard ended it.
+    - `stopped`: why it ended; `collapsed` or `diverged` where that is no success.
     """
 
     model: AbstractNetwork
@@ -49,84 +44,11 @@ class Trained:
     rows: list[dict]
     stopped: str
     collapsed: bool = False
-
-
-@dataclass
-class Watch:
-    """What happens between epochs: rows, the guard, and what the caller wants."""
-
-    images: Images
-    settings: Settings
-    steps_per_epoch: int
-    log: Path | None
-    every_epoch: Callable | None
-    advance: Callable
-    rows: list[dict] = field(default_factory=list)
-
-    def __call__(self, step, model, value, history: History, average) -> bool:
-        """Called by the driver after every epoch; true ends the run."""
-        epoch, count = step // self.steps_per_epoch, self.steps_per_epoch
-        last = lambda name: float(np.mean(history[name][-count:]))
-        working = np.diff(history.working)[-1]
-        row = dict(
-            epoch=epoch,
-            loss=last("loss"),
-            accuracy=last("accuracy"),
-            free=last("free"),
-            gradient=last("gradient_norm"),
-            **self._accuracies(model),
-            seconds=float(working),
-            images_per_second=count * self.settings.batch_size / float(working),
-        )
-        if self.every_epoch is not None:
-            row |= self.every_epoch(epoch, model, average, row) or {}
-        self.rows.append(row)
-        self.advance(1, in_words(row))
-        if self.log is not None and jax.process_index() == 0:
-            with open(self.log, "a") as file:
-                file.write(json.dumps(row) + "\n")
-        return self.collapsed or not np.isfinite(row["loss"])
+    diverged: bool = False
 
     @property
-    def collapsed(self) -> bool:
-        """Whether the last epoch has; without an attack there is nothing to lose."""
-        row = self.rows[-1]
-        attacked = self.settings.method != "clean"
-        return attacked and collapsed(row["accuracy"], row["clean"], row["robust"])
-
-    def _accuracies(self, model) -> dict[str, float]:
-        x, y = self.images.x_train[:_WATCHED], self.images.y_train[:_WATCHED]
-        x, y = jnp.asarray(x), jnp.asarray(y)
-        attacked = pgd(
-            predict, model, x, y,
-            epsilon=self.settings.epsilon, steps=_WATCH_STEPS, restarts=1,
-            key=jr.key(0),
-        )  # fmt: skip
-        robust = float(jnp.mean(attacked.robust))
-        return dict(clean=float(_accuracy(model, x, y)), robust=robust)
-
-
-def in_words(row: dict) -> str:
-    """An epoch in a line."""
-    return (
-        f"loss {row['loss']:.3f}  attacked {row['accuracy']:.1%}  clean "
-        f"{row['clean']:.1%}  PGD {row['robust']:.1%}  "
-        f"{row['images_per_second']:,.0f} images/s"
-    )
-
-
-def collapsed(attacked: float, clean: float, robust: float) -> bool:
-    """Whether accuracy under the training attack no longer says anything.
-
-    Attacked images that are classified far better than clean ones: no attack helps a
-    classifier that does not control it, so the weights write labels into the
-    perturbation. Or far better than under PGD: the weights have learned the weakness
-    of this one attack (catastrophic overfitting).
-    """
-    if attacked > clean + 0.2:
-        return True
-    # A weak attack is no collapse: healthy runs were within 0.25 and a factor of two.
-    return attacked > robust + 0.3 and attacked > 4 * robust
+    def failed(self) -> bool:
+        return self.collapsed or self.diverged
 
 
 def train(
@@ -138,41 +60,46 @@ def train(
     every_epoch: Callable | None = None,
     devices: list | None = None,
     resume: bool = True,
+    network: AbstractNetwork | None = None,
 ) -> Trained:
     """Train a classifier on `images` as `settings` say.
 
-    - `folder`: gets `epochs.jsonl`, a row per epoch, and `checkpoint.npz`, from which
-      the same call goes on if it was interrupted (`resume=False` starts afresh).
+    - `folder`: gets `epochs.jsonl`, a row per epoch, `checkpoint.npz`, from which the
+      same call goes on if it was interrupted (`resume=False` starts afresh), and
+      `weights.npz` for `load_network` when the run has ended.
     - `every_epoch(epoch, model, average, row)`: after each epoch; what it returns is
       added to the row.
     - `devices`: over which batches are spread; by default all. Every process of a
       distributed run makes the same call.
+    - `network`: where to start: one of your own, or one that `load_network` found, to
+      train it further. By default `settings.model` with fresh weights.
 
-    A run ends early when its loss is no number, or when the training attack no longer
-    attacks (`collapsed`).
+    A run ends early when it diverges, or when the training attack no longer attacks
+    (`collapsed`).
     """
     settings = Settings() if settings is None else settings
-    steps_per_epoch = len(images.x_train) // settings.batch_size
-    if steps_per_epoch == 0:
-        raise ValueError(
-            f"`batch_size` is {settings.batch_size}, more than the "
-            f"{len(images.x_train)} training images; take a smaller one."
-        )
-    num_steps = settings.epochs * steps_per_epoch
     devices = jax.devices() if devices is None else devices
+    _check(images, settings, len(devices))
+    steps_per_epoch = len(images.x_train) // settings.batch_size
+    num_steps = settings.epochs * steps_per_epoch
     key = jr.key(settings.seed)
-    model = everywhere(initial_model(images, settings), devices)
+    start = None if network is None else fingerprint(network)
+    network = initial_model(images, settings) if network is None else network
+    _check_leaves(network)
+    model = everywhere(network, devices)
     problem = adversarial_problem(
         image_batches(images, settings, devices), instance_of(settings)
     )
-    log, checkpoint = _files(folder, resume, settings)
-    rows = _earlier_rows(log, checkpoint)
+    place = None if folder is None else RunFolder(Path(folder))
+    mine = settings.as_row() | dict(start=start)
+    rows = [] if place is None else place.claim(mine, resume)
     with progress_bar(
         settings.epochs, enabled=progress, description="compiling"
     ) as advance:
-        watch = Watch(images, settings, steps_per_epoch, log, every_epoch, advance)
-        watch.rows += rows
-        advance(len(rows))
+        watch = Watch(
+            images, settings, steps_per_epoch, place, every_epoch, advance, rows
+        )
+        advance(len(rows), "compiling" if len(rows) < settings.epochs else None)
         found = solve(
             problem,
             method_of(settings, model, num_steps),
@@ -184,21 +111,48 @@ def train(
             looks=False,
             polish=False,
             callback=watch,
-            checkpoint=checkpoint,
+            checkpoint=None if place is None else place.checkpoint,
             throw=False,
         )
-    stopped = found.stopped
-    if not np.isfinite(watch.rows[-1]["loss"]):
-        stopped = "the loss is no longer a number: lower the rate."
-    if watch.collapsed:
-        stopped = (
-            "collapsed: images under the training attack were classified far better "
-            "than clean ones or than under PGD. Take more steps of the attack, raise "
-            "the implicit weight, or do not tie it to the attack step."
-        )
+    stopped = watch.verdict or found.stopped
+    if watch.verdict is None and watch.rows[-1]["clean"] < 1.2 / images.classes:
+        stopped += "; no better than guessing: lower the rate, or take more epochs"
+    if place is not None:
+        save_network(place.weights, found.x, found.average, images, settings)
     return Trained(
-        found.x, found.average, found.history, watch.rows, stopped, watch.collapsed
-    )
+        found.x, found.average, found.history, watch.rows, stopped, watch.collapsed,
+        watch.diverged,
+    )  # fmt: skip
+
+
+def _check(images: Images, settings: Settings, devices: int) -> None:
+    """Raise where images, settings and devices do not fit together."""
+    count, side = len(images.x_train), min(images.x_train.shape[1:3])
+    if settings.batch_size > count:
+        raise ValueError(
+            f"`batch_size` is {settings.batch_size}, more than the {count} training "
+            "images; take a smaller one."
+        )
+    if settings.batch_size % devices:
+        raise ValueError(
+            f"`batch_size` is {settings.batch_size}, which {devices} devices cannot "
+            f"share evenly; take a multiple of {devices}."
+        )
+    if 2 * settings.padding > side:
+        raise ValueError(
+            f"`padding` is {settings.padding}: crops of images {side} pixels wide "
+            f"would lose more than half. Take at most {side // 2}."
+        )
+
+
+def _check_leaves(network: AbstractNetwork) -> None:
+    for leaf in jax.tree.leaves(network):
+        if not eqx.is_array(leaf):
+            raise ValueError(
+                f"the network has a leaf of type {type(leaf).__name__}; all leaves are "
+                "trained, so they must be JAX arrays. Fields that are no weights: mark "
+                "them as static, `eqx.field(static=True)`."
+            )
 
 
 def initial_model(images: Images, settings: Settings) -> AbstractNetwork:
@@ -238,52 +192,21 @@ def predict(model: AbstractNetwork, images):
 def score(
     model: AbstractNetwork, images: Images, settings: Settings, **options
 ) -> dict:
-    """Clean and robust accuracy on the test images; see `evaluate`."""
+    """Clean and robust accuracy on the test images; see `evaluate`.
+
+    Over all devices where they can share the images evenly.
+    """
+    devices = jax.devices()
+    spread = batch_sharding(devices)
+    if spread is None or len(images.x_test) % len(devices):
+        placed = everywhere((images.x_test, images.y_test), devices)
+    else:
+        placed = jax.device_put((images.x_test, images.y_test), spread)
     return evaluate(
         predict,
-        model,
-        jnp.asarray(images.x_test),
-        jnp.asarray(images.y_test),
+        everywhere(model, devices),
+        *placed,
         epsilon=settings.epsilon,
         key=jr.fold_in(jr.key(settings.seed), 2),
         **options,
     )
-
-
-@eqx.filter_jit
-def _accuracy(model, images, labels):
-    return jnp.mean(correct(predict(model, unit_range(images)), labels))
-
-
-def _files(folder, resume: bool, settings: Settings) -> tuple[Path | None, Path | None]:
-    if folder is None:
-        return None, None
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    log, checkpoint = folder / "epochs.jsonl", folder / "checkpoint.npz"
-    recorded, mine = folder / "settings.json", settings.as_row()
-    if not resume or not checkpoint.exists():
-        for path in (log, checkpoint):
-            path.unlink(missing_ok=True)
-        if jax.process_index() == 0:
-            recorded.write_text(json.dumps(mine, indent=1) + "\n")
-        return log, checkpoint
-    theirs = json.loads(recorded.read_text()) if recorded.exists() else {}
-    for name, value in mine.items():
-        if theirs.get(name, value) != value:
-            raise CheckpointError(
-                f"{folder} holds another run: its {name} is {theirs[name]!r}, this one "
-                f"has {value!r}. Name another folder, or repeat the command that made "
-                "it."
-            )
-    return log, checkpoint
-
-
-def _earlier_rows(log: Path | None, checkpoint: Path | None) -> list[dict[str, Any]]:
-    """Rows of the epochs that the checkpoint holds; later ones are cut off."""
-    if log is None or checkpoint is None or not checkpoint.exists():
-        return []
-    done = len(load(checkpoint)[0]["history_evaluated_at"]) - 1
-    rows = [json.loads(line) for line in log.read_text().splitlines()[:done]]
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return rows

@@ -1,0 +1,59 @@
+"""Trained networks on disk: written by `train`, read back by `load_network`."""
+
+import os
+from pathlib import Path
+
+import jax.random as jr
+
+from .. import _checkpoint as checkpoints
+from .images import Images
+from .models import build
+from .network import AbstractNetwork
+from .run_folder import RunFolder
+from .settings import Settings
+
+KINDS = ("average", "last")
+
+
+def save_network(path: Path, last, average, images: Images, settings: Settings) -> None:
+    """Last and averaged weights, and what is needed to build their network."""
+    arrays: dict = {}
+    for kind, network in zip(KINDS, (average, last), strict=True):
+        arrays |= checkpoints.flatten(network, f"{kind}_")
+    built = dict(
+        name=settings.model,
+        classes=images.classes,
+        channels=images.x_train.shape[-1],
+        mean=list(images.mean),
+        std=list(images.std),
+        dtype=settings.dtype,
+        activation=settings.activation,
+        width=settings.width,
+    )
+    checkpoints.save(path, arrays, dict(built=built))
+
+
+def load_network(
+    folder: str | os.PathLike,
+    kind: str = "average",
+    *,
+    like: AbstractNetwork | None = None,
+) -> AbstractNetwork:
+    """The network that `train` left in `folder`.
+
+    - `kind`: "average" for the running average of the weights, or "last".
+    - `like`: a network of the same shapes, where `train` was given one of your own;
+      the networks that `Settings` names are built from the file.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"`kind` is one of {', '.join(KINDS)}; got {kind!r}.")
+    path = RunFolder(Path(folder)).weights
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist: name the folder of a run of `train` that has "
+            "ended."
+        )
+    arrays, meta = checkpoints.load(path)
+    if like is None:
+        like = build(key=jr.key(0), **meta["built"])
+    return checkpoints.unflatten(arrays, f"{kind}_", like)
