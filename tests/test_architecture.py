@@ -76,7 +76,7 @@ def test_the_readme_example_runs():
     assert scope["e"].success
     assert abs(scope["s"].value + 6) < 1e-6
     statuses = [row["status"] for row in scope["comparison"].rows]
-    assert sorted(statuses) == ["finished"] * 4 + ["refused"] * 2
+    assert sorted(statuses) == ["finished"] * 10 + ["refused"] * 5
 
 
 def test_the_example_of_comparing_runs():

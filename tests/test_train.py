@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -27,6 +29,7 @@ SETTINGS = Settings(
     flip=False,
     average=0.9,
 )
+REPOSITORY = Path(__file__).parent.parent
 ROBUST = tuple(method for method in METHODS if method != "clean")
 
 
@@ -251,13 +254,15 @@ def test_damaged_files_of_a_run_are_named(images, tmp_path, file, text, told):
 def test_mistakes_on_the_command_line_are_told_before_training(capsys, tmp_path):
     usual = ["train", "--dataset", "digits", "--out", str(tmp_path / "never")]
     for wrong, text in (
-        (["--restarts", "0"], "at least 1, not 0"),
+        (["--restarts", "0"], "--restarts: a whole number from 1 on, not 0"),
         (["--epsilon", "8/0"], "divides by zero"),
         (["--epsilon", "abc"], "is no number; write it as"),
     ):
         with pytest.raises(SystemExit):
             main([*usual, *wrong])
-        assert text in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert text in told
+        assert "Try `bilevax train --help`" in told
     for wrong, text in (
         (["--processes", "2", "--process", "0"], "--coordinator"),
         (["--data", str(tmp_path)], "comes with scikit-learn and reads no files"),
@@ -268,6 +273,24 @@ def test_mistakes_on_the_command_line_are_told_before_training(capsys, tmp_path)
         assert main([*usual, *wrong]) == 1
         assert text in capsys.readouterr().err
     assert not (tmp_path / "never").exists()
+
+
+def test_the_snippets_of_the_documentation_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (REPOSITORY / "docs" / "adversarial.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 4
+    digits = load_images("digits")
+    scope: dict = dict(pixels=digits.x_train / 255.0, y=digits.y_train)
+    for block in blocks:
+        exec(compile(block, "adversarial.md", "exec"), scope)
+    assert scope["logits"].shape == (5, 10)
+    assert isinstance(scope["network"], scope["Shallow"])
+    assert scope["trained"].rows[-1]["clean"] > 0.2
+    np.testing.assert_array_equal(
+        load_images("npz", tmp_path / "mine.npz").x_train, digits.x_train[:900]
+    )
+    assert "all steps taken" in capsys.readouterr().out
 
 
 def test_missing_data_is_a_sentence(tmp_path, capsys):

@@ -6,6 +6,7 @@ import json
 import jax
 
 from .._certificate import Certificate, certify
+from .arguments import count, positive
 from .problem_file import add_file, load
 from .text import as_lists, short
 
@@ -14,9 +15,15 @@ TEXT = "how far x0 is from stationary"
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_file(sub)
-    sub.add_argument("--radius", type=float, default=1e-3)
-    sub.add_argument("--samples", type=int)
-    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument(
+        "--radius", type=positive, default=1e-3,
+        help="of the ball around x0 in which gradients are sampled (default: 0.001)",
+    )  # fmt: skip
+    sub.add_argument(
+        "--samples", type=count,
+        help="how many gradients (default: ten for each entry of x, and more for few)",
+    )  # fmt: skip
+    sub.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
 
 
 def run(options) -> int:

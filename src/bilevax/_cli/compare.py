@@ -14,6 +14,7 @@ from .._compare.tables import result_table, trouble_table
 from .._methods.base import AbstractMethod
 from .._methods.catalogue import CATALOGUE
 from ..experiments.families import family_case
+from .arguments import count
 from .problem_file import load
 
 TEXT = "run methods side by side, then write tables, figures and a page"
@@ -35,10 +36,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "segment points, without momentum; with no --methods these alone",
     )  # fmt: skip
     sub.add_argument(
-        "--seeds", type=int, default=5, help="runs per problem and method (default: 5)"
+        "--seeds",
+        type=count,
+        default=5,
+        help="runs per problem and method (default: 5)",
     )
     sub.add_argument(
-        "--steps", type=int, default=300, help="most steps of a run (default: 300)"
+        "--steps", type=count, default=300, help="most steps of a run (default: 300)"
     )
     sub.add_argument(
         "--lower-solves", type=int,

@@ -7,7 +7,8 @@ import json
 import jax
 
 # What attacks is imported when it is wanted: other commands need not wait for it.
-from .train import accuracies, add_data, add_scoring, radius
+from .arguments import ratio
+from .train import accuracies, add_data, add_scoring
 
 TEXT = "attack a trained classifier"
 PRECISION = "float32"
@@ -17,7 +18,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("folder", help="what `bilevax train --out` named")
     add_data(sub)
     sub.add_argument(
-        "--epsilon", type=radius, metavar="RADIUS",
+        "--epsilon", type=ratio, metavar="RADIUS",
         help="radius of the attacks, such as 8/255 (default: that of the training)",
     )  # fmt: skip
     sub.add_argument(

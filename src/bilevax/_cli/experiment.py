@@ -3,6 +3,7 @@
 import argparse
 
 from ..experiments import numerical
+from .arguments import count
 from .compare import kept as kept, show
 
 TEXT = "an experiment of the paper"
@@ -16,13 +17,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help=f"where rows and the report go {default}",
     )  # fmt: skip
     sub.add_argument(
-        "--seeds", type=int, default=5, help=f"runs per problem and method {default}"
+        "--seeds", type=count, default=5, help=f"runs per problem and method {default}"
     )
     sub.add_argument(
-        "--steps", type=int, default=100, help=f"most steps of a run {default}"
+        "--steps", type=count, default=100, help=f"most steps of a run {default}"
     )
     sub.add_argument(
-        "--tune", type=int, default=7, metavar="N",
+        "--tune", type=count, default=7, metavar="N",
         help=f"trials per method for its step {default}",
     )  # fmt: skip
     sub.add_argument(

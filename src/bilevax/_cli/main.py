@@ -47,10 +47,15 @@ def complain(text: str) -> int:
     return 1
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in a line or two, without all of the usage before it."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}\nTry `{self.prog} --help`.\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="bilevax", description="Constrained bilevel optimisation."
-    )
+    top = Parser(prog="bilevax", description="Constrained bilevel optimisation.")
     top.add_argument(
         "--precision", choices=("float64", "float32"),
         help="of all computations (default: float64; float32 for `train` and "

@@ -8,6 +8,7 @@ import jax
 
 from .._methods.ds_blo import DSBLO
 from .._solve import Solution, solve
+from .arguments import count, positive
 from .certify import certificate_as_json
 from .problem_file import add_file, load
 from .text import as_lists, short
@@ -17,15 +18,20 @@ TEXT = "minimise F from the x0 of a file"
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_file(sub)
-    sub.add_argument("--steps", type=int, help="steps of the method (default: 300)")
-    sub.add_argument("--starts", type=int, default=1, help="how many starting points")
-    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--steps", type=count, help="steps of the method (default: 300)")
+    sub.add_argument(
+        "--starts", type=count, default=1, help="how many starting points (default: 1)"
+    )
+    sub.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
     sub.add_argument("--no-polish", action="store_true", help="stochastic phase only")
-    sub.add_argument("--certify", type=float, metavar="RADIUS")
+    sub.add_argument(
+        "--certify", type=positive, metavar="RADIUS",
+        help="say how far the result is from stationary within this radius",
+    )  # fmt: skip
     sub.add_argument(
         "--checkpoint", metavar="FILE", help="saves after every chunk, and resumes"
     )
-    sub.add_argument("--chunk", type=int, default=100, help="steps between two saves")
+    sub.add_argument("--chunk", type=count, default=100, help="steps between two saves")
 
 
 def kept(options) -> str:

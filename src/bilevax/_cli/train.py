@@ -12,7 +12,8 @@ from ..adversarial.images import DATASETS
 from ..adversarial.layers import ACTIVATIONS
 from ..adversarial.models import MODELS
 from ..adversarial.schedules import SCHEDULES
-from ..adversarial.settings import METHODS, READINGS, Settings, fraction
+from ..adversarial.settings import METHODS, READINGS, Settings
+from .arguments import count, ratio
 
 TEXT = "train a classifier against attacks on its images"
 PRECISION = "float32"
@@ -75,7 +76,7 @@ def add_data(sub: argparse.ArgumentParser) -> None:
 
 def add_scoring(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--restarts", type=positive, default=10, metavar="N",
+        "--restarts", type=count, default=10, metavar="N",
         help="random starts of PGD-50, by which robust accuracy is measured "
         "(default: 10)",
     )  # fmt: skip
@@ -83,12 +84,6 @@ def add_scoring(sub: argparse.ArgumentParser) -> None:
         "--no-ensemble", action="store_true",
         help="leave out the ensemble of stronger attacks, which takes longest",
     )  # fmt: skip
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"at least 1, not {text}")
-    return int(text)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -130,7 +125,7 @@ def _add_setting(sub, setting: dataclasses.Field) -> None:
         sub.add_argument(flag, action=kind, default=default, help=text)
         return
     if name in _FRACTIONS:
-        kind = radius
+        kind = ratio
     elif default is None:
         kind = int
     else:
@@ -141,15 +136,6 @@ def _add_setting(sub, setting: dataclasses.Field) -> None:
     sub.add_argument(
         flag, type=kind, default=default, choices=_CHOICES.get(name), help=text
     )
-
-
-def radius(text: str) -> float:
-    """A number such as 8/255, for argparse."""
-    try:
-        return fraction(text)
-    except ValueError as error:
-        # Of other errors argparse shows only that there was one.
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def kept(options) -> str:

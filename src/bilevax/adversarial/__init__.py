@@ -8,10 +8,6 @@ from .models import build as build
 from .network import AbstractNetwork as AbstractNetwork
 from .pgd import pgd as pgd
 from .settings import Settings as Settings
-from .training import (
-    Trained as Trained,
-    predict as predict,
-    score as score,
-    train as train,
-)
+from .training import Trained as Trained, score as score, train as train
+from .watch import predict as predict
 from .weights import load_network as load_network

@@ -25,7 +25,7 @@ from .problem import adversarial_problem
 from .recipes import instance_of, method_of
 from .run_folder import RunFolder
 from .settings import Settings
-from .watch import Watch
+from .watch import Watch, predict
 from .weights import save_network
 
 
@@ -182,11 +182,6 @@ def image_batches(images: Images, settings: Settings, devices) -> ImageBatches:
         "float64" if settings.dtype == "float64" else "float32",
         batch_sharding(devices),
     )
-
-
-def predict(model: AbstractNetwork, images):
-    """Logits with running statistics, as in evaluation."""
-    return model(images, training=False)[0]
 
 
 def score(
