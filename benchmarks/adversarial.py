@@ -330,9 +330,9 @@ def table(rows: list[dict]) -> str:
                 for kind in ("clean", "pgd", "ensemble")
             ]
         cells.append("–" if row["held_out"] else in_paper(s))
-        # Seconds of a run that had the device to itself; others say nothing.
-        alone = row.get("sharing", 1) == 1
-        cells.append(f"{row['seconds_per_epoch']:.2f}" if alone else "shared")
+        # Of a run that shared the device: comparable to nothing, but what it took.
+        shared = "" if row.get("sharing", 1) == 1 else " (shared)"
+        cells.append(f"{row['seconds_per_epoch']:.2f}{shared}")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
