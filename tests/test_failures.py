@@ -66,7 +66,9 @@ def test_throw_raises_the_advice(name):
 @pytest.mark.parametrize(
     ("curvature", "offset", "expected"),
     [
-        ((0.0, 1.0), 0.0, "not_strongly_convex"),
+        ((0.0, 1.0), -2.0, "not_strongly_convex"),
+        # Flat along a coordinate that a row holds with force.
+        ((0.0, 1.0), 0.0, "successful"),
         ((1.0, 1.0), np.inf, "non_finite"),
         ((np.nan, 1.0), 0.0, "non_finite"),
         ((1e-30, 1e-30), 0.0, "successful"),

@@ -21,9 +21,10 @@ class Status(eqx.Enumeration):
     )
     not_strongly_convex = (
         "The Hessian of `lower` in `y` is not positive definite, at its start `y0` or "
-        "at the follower's answer, so that answer may not be unique. Check the sign "
-        "of its quadratic part, pass a `y0` where `lower` is curved (powers above 2 "
-        "are flat at 0), or add `0.5 * mu * |y|^2` with a small `mu` to `lower`."
+        "at the follower's answer, in directions that bounds leave free, so that "
+        "answer may not be unique. Check the sign of its quadratic part, pass a `y0` "
+        "where `lower` is curved, or add `0.5 * mu * |y|^2` with a small `mu` to "
+        "`lower`."
     )
     infeasible = (
         "No `y` satisfies the lower-level constraints at this `x`, so `F(x)` is not "

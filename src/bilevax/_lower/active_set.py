@@ -29,6 +29,7 @@ from .dense import (
     schur,
     unit_rows,
 )
+from .flat import is_loose, lifted_hessian
 from .newton import Sweep, begin, newton_pass, pass_on, without_decline
 from .safeguard import guarded_step
 
@@ -110,7 +111,11 @@ class ActiveSet(AbstractLowerSolver):
         """One pass of the present mode, with whatever factor and restart it needs."""
         stale = p.sweep.stale | (p.mode == _GUARD)
         factor = run_if(
-            stale, lambda _: factorise(lower.hessian(p.sweep.point.y), rows), factor
+            stale,
+            lambda _: factorise(
+                *lifted_hessian(lower, rows, p.sweep, p.mode == _GUARD)
+            ),
+            factor,
         )
         p = eqx.tree_at(lambda p: p.factorisations, p, p.factorisations + stale)
         before = jnp.linalg.norm(p.sweep.point.gradient @ factor.whitener)
@@ -286,11 +291,14 @@ def _solution(
         rows, coupling, p.sweep, factor, p.infeasible, diagnose
     )
     p = eqx.tree_at(lambda p: p.infeasible, p, p.infeasible | split.empty)
-    status = run_if(
-        rows.empty | split.empty | ~_solved(p.sweep),
-        lambda _: _failure(rows, p, factor, x),
-        Status.successful,
-    )
+    unsolved = rows.empty | split.empty | ~_solved(p.sweep)
+
+    def verdict(_):
+        loose = is_loose(lower, rows, factor, split.rows_inverse, point.y, split.weak)
+        failure = _failure(rows, p, ~factor.definite | loose, x)
+        return Status.where(unsolved | loose, failure, Status.successful)
+
+    status = run_if(unsolved | jnp.any(factor.lifted), verdict, Status.successful)
     void = (status != Status.successful) & (status != Status.iteration_limit)
     nan = jnp.asarray(jnp.nan, point.y.dtype)
     slack = jnp.where(
@@ -312,14 +320,14 @@ def _solution(
     )
 
 
-def _failure(rows: Rows, p: Progress, factor: Factor, x):
+def _failure(rows: Rows, p: Progress, soft, x):
     """Why there is no solution; earlier lines win."""
     data = (x, rows.A, jnp.where(rows.usable, rows.rhs, 0))
     cases = (
         (~all_finite(data), Status.non_finite),
         (rows.empty | p.infeasible, Status.infeasible),
         (~all_finite(p.sweep.point.gradient), Status.non_finite),
-        (~factor.definite, Status.not_strongly_convex),
+        (soft, Status.not_strongly_convex),
     )
     status = Status.iteration_limit
     for failed, kind in reversed(cases):

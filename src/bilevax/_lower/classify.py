@@ -54,7 +54,9 @@ def classify(
     strong = point.active & (point.multipliers > force_noise) & inequality
     tight = inequality & ~(slack > slack_noise)
     weak = inequality & ~strong & tight
-    fixed = rows.equality & rows.usable
+    # Rows that alone hold a flat coordinate: where they let go, `y*` has no derivative.
+    holds = tight & factor.holds
+    fixed = rows.equality & rows.usable | holds
 
     split = Split(
         multipliers=jnp.where(
@@ -71,7 +73,9 @@ def classify(
         degenerate = jnp.any(weak) | ~sweep.rows_inverse.independent | changed
         split = run_if(
             degenerate & ~infeasible,
-            lambda s: _degenerate(rows, coupling, point, factor, tight | strong, s),
+            lambda s: _degenerate(
+                rows, coupling, point, factor, tight | strong, holds, s
+            ),
             split,
         )
     trust = jnp.where(inequality, jnp.maximum(split.multipliers, slack), jnp.inf)
@@ -79,7 +83,9 @@ def classify(
     return split, margin, error
 
 
-def _degenerate(rows: Rows, coupling, point: Point, factor: Factor, tight, split):
+def _degenerate(
+    rows: Rows, coupling, point: Point, factor: Factor, tight, holds, split
+):
     tol = tolerances(point.y.dtype)
     tight = tight & rows.usable | (rows.equality & rows.usable)
     null, pseudo, smallest = _row_spaces(rows.A, tight)
@@ -99,9 +105,9 @@ def _degenerate(rows: Rows, coupling, point: Point, factor: Factor, tight, split
     strong = jnp.where(
         dependent,
         tight & ~rows.equality & (best > noise),
-        split.active & ~rows.equality,
+        split.active & ~split.weak & ~rows.equality,
     )
-    active = strong | (rows.equality & rows.usable)
+    active = strong | (rows.equality & rows.usable) | holds
     shared = jnp.asarray(True)
     if coupling is not None:
         kernel, _, least = _row_spaces(rows.A, active)
@@ -113,7 +119,7 @@ def _degenerate(rows: Rows, coupling, point: Point, factor: Factor, tight, split
     return Split(
         multipliers=multipliers,
         active=active,
-        weak=tight & ~active,
+        weak=tight & ~(strong | rows.equality),
         shared=shared,
         empty=_conflict(rows, point, tight, null, pseudo),
         rows_inverse=schur(factor, active),

@@ -76,6 +76,12 @@ def unit_rows(constraints, x, size: int, dtype) -> Rows:
     )
 
 
+def single(rows: Rows) -> Bool[Array, "k n"]:
+    """Where rows have their only entry; false in rows with several."""
+    entries = rows.A != 0
+    return entries & (jnp.sum(entries, axis=1) == 1)[:, None]
+
+
 class FlatLower(eqx.Module):
     """The lower level at one `x` as functions of a flat `y`."""
 
@@ -108,8 +114,9 @@ def flatten(problem, x) -> tuple[FlatLower, Float[Array, " n"]]:
 class Factor(eqx.Module):
     """`R = L^{-T}`, and the rows in the metric of the inverse Hessian `R R^T`.
 
-    Matrices that came out of a solve are kept flat: XLA would store them by columns
-    like the solve does, and copy them into rows for every product.
+    `lifted` coordinates had no curvature of their own, `holds` are the rows in one of
+    these alone. Matrices that came out of a solve are kept flat: XLA would store them
+    by columns like the solve does, and copy them into rows for every product.
     """
 
     flat_whitener: Float[Array, " nn"]
@@ -120,6 +127,8 @@ class Factor(eqx.Module):
     sigma: Float[Array, " k"]
     gram: Float[Array, "k k"]
     definite: Bool[Array, ""]
+    lifted: Bool[Array, " n"]
+    holds: Bool[Array, " k"]
 
     @property
     def stiffness(self) -> Float[Array, ""]:
@@ -136,8 +145,11 @@ class Factor(eqx.Module):
         return self.flat_inverse.reshape(self.diagonal.size, -1)
 
 
-def factorise(hessian, rows: Rows) -> Factor:
-    """Factor a Hessian; `definite` says whether it was positive definite."""
+def factorise(hessian, rows: Rows, lifted: Bool[Array, " n"]) -> Factor:
+    """Factor a Hessian; `definite` says whether it was positive definite.
+
+    `lifted` are the coordinates that `lift` has changed.
+    """
     n = hessian.shape[0]
     diagonal = jnp.diagonal(hessian)
     eye = jnp.eye(n, dtype=hessian.dtype)
@@ -162,6 +174,8 @@ def factorise(hessian, rows: Rows) -> Factor:
         sigma=sigma,
         gram=W @ W.T,
         definite=definite,
+        lifted=lifted,
+        holds=jnp.any(single(rows) & lifted, axis=1),
     )
 
 
@@ -176,6 +190,8 @@ def blank_factor(k, n, dtype) -> Factor:
         sigma=jnp.ones(k, dtype),
         gram=jnp.eye(k, dtype=dtype),
         definite=jnp.asarray(True),
+        lifted=jnp.zeros(n, bool),
+        holds=jnp.zeros(k, bool),
     )
 
 
