@@ -148,6 +148,16 @@ def long() -> list[Settings]:
     return [change(rate=0.2, epochs=40), tuned("ds-blo", epochs=80, **HARDER)]
 
 
+def long_16() -> list[Settings]:
+    """DS-BLO for much longer at 16/255, and AT for as long at both radii."""
+    slow = dict(epochs=80, average=0.999)
+    return [
+        tuned("ds-blo", attack_steps=4, **LARGE, **slow),
+        tuned("at", **slow),
+        tuned("at", attack_steps=10, **LARGE, **slow),
+    ]
+
+
 PLANS = {
     "tune": tune,
     "tune-weight": tune_weight,
@@ -160,6 +170,7 @@ PLANS = {
     "resnet": resnet,
     "equal-seconds": equal_seconds,
     "long": long,
+    "long-16": long_16,
 }
 
 
@@ -195,7 +206,7 @@ def scoring(name: str) -> dict[str, dict]:
         quick = dict(restarts=1, ensemble=False)
         return dict(raw=quick, average=quick)
     return dict(
-        raw=dict(ensemble=name in ("final", "final-16", "long")),
+        raw=dict(ensemble=name in ("final", "final-16", "long", "long-16")),
         average=dict(ensemble=name != "sweep"),
     )
 
