@@ -22,6 +22,9 @@ from .newton import Sweep
 _FAINT, _LIFT = 1e-8, 1e-4
 # Share of the length of the problem at which a flat coordinate must bend.
 _FAR = 1e-2
+# Share of its variance that rows leave to a coordinate they do not fix: along a free
+# direction one of its `n` coordinates has at least `1 / n`.
+_ROOM = 1e-4
 
 
 def lifted_hessian(lower: FlatLower, rows: Rows, sweep: Sweep, guarded: BoolLike):
@@ -64,8 +67,7 @@ def is_loose(
     n = factor.diagonal.size
     alone = jnp.diagonal(factor.inverse[:, :n])
     fixed = jnp.sum(factor.lift * (rows_inverse.inverse @ factor.lift), axis=0)
-    some = jnp.sqrt(tolerances(alone.dtype).eps)
-    free = factor.lifted & ~((alone - fixed) / alone <= some)
+    free = factor.lifted & ~((alone - fixed) / alone <= _ROOM)
     inwards = jnp.where(single(rows) & weak[:, None], -rows.A, 0)
     leaves = factor.lifted & jnp.any(inwards != 0, axis=0)
     length = largest(y)[0] + jnp.max(rows.scale, initial=0)
