@@ -15,9 +15,11 @@ from bilevax.adversarial.settings import Settings
 from bilevax.adversarial.training import train
 
 
-def main(out, coordinator=None, processes="1", process="0"):
+def main(out, coordinator=None, *place):
     jax.config.update("jax_enable_x64", True)
-    connect(coordinator, int(processes), int(process))
+    if coordinator is not None:
+        processes, process = map(int, place)
+        connect(coordinator, processes, process)
     images = load_images("digits")
     few = dataclasses.replace(
         images, x_train=images.x_train[:40], y_train=images.y_train[:40]
