@@ -59,6 +59,16 @@ def test_roads_that_nobody_takes_are_no_obstacle(seed, power):
     np.testing.assert_allclose(e.grad, slope, atol=1e-6)
 
 
+@pytest.mark.parametrize("tiny", [1e-14, -1e-15, 1e-9])
+def test_a_start_that_is_almost_flat_is_no_trap(tiny):
+    problem, x = roads(2)
+    start = jnp.full(6, tiny).at[0].set(DEMAND)
+    near = bx.Problem(problem.upper, problem.lower, problem.constraints, y0=start)
+    e, expected = bx.hypergradient(near, x), bx.hypergradient(problem, x)
+    np.testing.assert_allclose(e.lower.y, expected.lower.y, atol=1e-8)
+    np.testing.assert_allclose(e.grad, expected.grad, atol=1e-6)
+
+
 def test_a_warm_start_follows_a_road_that_comes_into_use():
     problem, x = roads(0)
     e = bx.hypergradient(problem, x)

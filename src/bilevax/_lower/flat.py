@@ -44,8 +44,10 @@ def lifted_hessian(lower: FlatLower, rows: Rows, sweep: Sweep, guarded: BoolLike
     sound = jnp.all(share**2 <= largest_entry + noise, axis=1)
     held = jnp.any(single(rows) & sweep.next_active[:, None], axis=0)
     # Rounding takes a flow below zero, where its odd powers bend the other way.
-    faint = held & (jnp.abs(diagonal) <= _FAINT)
-    flat = sound & (faint | (diagonal == 0))
+    eps = tolerances(share.dtype).eps
+    # Almost none, where nothing holds `y`: of its inverse no digit would be right.
+    almost_none = jnp.where(guarded, eps, eps**2)
+    flat = sound & (jnp.abs(diagonal) <= jnp.where(held, _FAINT, almost_none))
     # What moves `y` by a length of the problem.
     force, far = largest(point.gradient)[0], largest(point.y)[0]
     length = far + jnp.max(rows.scale, initial=0)
