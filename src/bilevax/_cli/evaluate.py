@@ -6,7 +6,10 @@ import json
 
 import jax
 
-# What attacks is imported when it is wanted: other commands need not wait for it.
+from ..adversarial.images import load_images
+from ..adversarial.run_folder import settings_of
+from ..adversarial.training import score
+from ..adversarial.weights import KINDS, load_network
 from .arguments import ratio
 from .train import accuracies, add_data, add_scoring
 
@@ -22,18 +25,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="radius of the attacks, such as 8/255 (default: that of the training)",
     )  # fmt: skip
     sub.add_argument(
-        "--weights", choices=("average", "last"), default="average",
+        "--weights", choices=KINDS, default="average",
         help="the running average, or the weights of the last step (default: average)",
     )  # fmt: skip
     add_scoring(sub)
 
 
 def run(options) -> int:
-    from ..adversarial.images import load_images
-    from ..adversarial.run_folder import settings_of
-    from ..adversarial.training import score
-    from ..adversarial.weights import load_network
-
     settings = settings_of(options.folder)
     if options.epsilon is not None:
         settings = dataclasses.replace(settings, epsilon=options.epsilon)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import jax
 
-# What trains is imported when it is wanted: other commands need not wait for it.
-from ..adversarial.images import DATASETS
+from ..adversarial.curves import draw
+from ..adversarial.devices import connect
+from ..adversarial.images import DATASETS, load_images, split
 from ..adversarial.layers import ACTIVATIONS
 from ..adversarial.models import MODELS
+from ..adversarial.run_folder import RunFolder, strict_json
 from ..adversarial.schedules import SCHEDULES
 from ..adversarial.settings import METHODS, READINGS, Settings
+from ..adversarial.training import score, train
+from ..adversarial.weights import load_network
 from .arguments import count, ratio
 
 TEXT = "train a classifier against attacks on its images"
@@ -140,18 +144,13 @@ def _add_setting(sub, setting: dataclasses.Field) -> None:
 
 def kept(options) -> str:
     """What an interrupted training leaves behind."""
-    path = Path(options.out) / "checkpoint.npz"
+    path = RunFolder(Path(options.out)).checkpoint
     if path.exists():
         return f"The run so far is in {path}; the same command goes on from there."
     return "Nothing was saved yet: the first epoch had not ended."
 
 
 def run(options) -> int:
-    from ..adversarial.devices import connect
-    from ..adversarial.images import load_images, split
-    from ..adversarial.training import score, train
-    from ..adversarial.weights import load_network
-
     connect(options.coordinator, options.processes, options.process)
     settings = Settings(
         **{f.name: getattr(options, f.name) for f in dataclasses.fields(Settings)}
@@ -190,9 +189,6 @@ def run(options) -> int:
 
 def show(options, trained, result: dict) -> int:
     """Write the result beside the curves and print it."""
-    from ..adversarial.curves import draw
-    from ..adversarial.run_folder import strict_json
-
     if jax.process_index() == 0:
         folder = Path(options.out)
         (folder / "result.json").write_text(strict_json(result, indent=1) + "\n")

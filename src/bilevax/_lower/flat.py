@@ -40,13 +40,12 @@ def lifted_hessian(lower: FlatLower, rows: Rows, sweep: Sweep, guarded: BoolLike
     diagonal = jnp.diagonal(share)
     # A positive semidefinite matrix with a zero on its diagonal has a row of zeros.
     largest_entry = 1.001 * jnp.abs(diagonal[:, None] * diagonal)
-    noise = tolerances(share.dtype).eps ** 2
-    sound = jnp.all(share**2 <= largest_entry + noise, axis=1)
-    held = jnp.any(single(rows) & sweep.next_active[:, None], axis=0)
-    # Rounding takes a flow below zero, where its odd powers bend the other way.
     eps = tolerances(share.dtype).eps
+    sound = jnp.all(share**2 <= largest_entry + eps**2, axis=1)
+    held = jnp.any(single(rows) & sweep.next_active[:, None], axis=0)
     # Almost none, where nothing holds `y`: of its inverse no digit would be right.
     almost_none = jnp.where(guarded, eps, eps**2)
+    # By size: rounding takes a flow below zero, where odd powers bend the other way.
     flat = sound & (jnp.abs(diagonal) <= jnp.where(held, _FAINT, almost_none))
     # What moves `y` by a length of the problem.
     force, far = largest(point.gradient)[0], largest(point.y)[0]

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from .attack import Attack, Loss, Predict, Target, choose, worst
-from .boxes import Images, pixel_box, random_start
+from .boxes import Images, check_radius, pixel_box, random_start
 from .losses import PerImage, cross_entropy
-from .restarts import check_radius, check_steps, restarted
+from .restarts import check_steps, restarted
 
 MOMENTUM = 0.75
 # A stretch with a smaller share of rises calls for a smaller step.

@@ -4,7 +4,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
+from .._status import is_traced
+
 Images = Float[Array, " B *pixels"]
+
+
+def check_radius(epsilon: float | Float[Array, "..."]) -> None:
+    """Raise where there is no such ball, if that can be known before running."""
+    if is_traced(epsilon) or jnp.ndim(epsilon):
+        return
+    if not 0 <= float(epsilon) <= 1:
+        raise ValueError(
+            "`epsilon` is in units of the pixel range [0, 1], such as 8/255; got "
+            f"{float(epsilon):g}."
+        )
 
 
 def pixel_box(images: Images, epsilon: Float[Array, ""]) -> tuple[Images, Images]:

@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from .attack import Attack, Loss, Predict, Target
-from .boxes import pixel_box, random_start
+from .boxes import check_radius, pixel_box, random_start
 from .losses import cross_entropy
-from .restarts import check_radius, check_steps, restarted
+from .restarts import check_steps, restarted
 
 
 class PGD(eqx.Module):

@@ -68,17 +68,6 @@ def check_batch(images: Array, labels: Array) -> None:
             )
 
 
-def check_radius(epsilon: Array) -> None:
-    """Raise where there is no such ball, if that can be known before running."""
-    if is_traced(epsilon) or epsilon.ndim:
-        return
-    if not 0 <= float(epsilon) <= 1:
-        raise ValueError(
-            "`epsilon` is in units of the pixel range [0, 1], such as 8/255; got "
-            f"{float(epsilon):g}."
-        )
-
-
 def check_steps(steps: int) -> None:
     """Raise where an attack could not move."""
     if steps < 1:

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 
+from .boxes import check_radius
 from .schedules import SCHEDULES
 
 # The methods whose gradient passes through the attack.
@@ -94,11 +95,7 @@ class Settings:
                     f"`{name}` is one of {', '.join(allowed)}; got "
                     f"{getattr(self, name)!r}."
                 )
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError(
-                "`epsilon` is in units of the pixel range [0, 1], such as 8/255; got "
-                f"{self.epsilon}."
-            )
+        check_radius(self.epsilon)
         for names, (holds, text) in _RANGES.items():
             for name in names:
                 value = getattr(self, name)
