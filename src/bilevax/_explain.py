@@ -60,7 +60,7 @@ def explain(problem: Problem, x: PyTree) -> Explanation:
     k = constraints.num_inequalities
     findings = [
         _defined(e),
-        _convexity(problem, x, e),
+        _convexity(problem, x, e, A),
         _slater(A, rhs, k),
         _independence(A, e),
         _complementarity(e),
@@ -75,24 +75,36 @@ def _defined(e: Evaluation) -> Finding:
     return Finding("F is defined", "everything", fine, float(e.value), text)
 
 
-def _convexity(problem: Problem, x, e: Evaluation) -> Finding:
+def _convexity(problem: Problem, x, e: Evaluation, A) -> Finding:
     y = e.lower.y
     if not bool(jnp.all(jnp.isfinite(ravel_pytree(y)[0]))):
         y = problem.y0
-    least = _least_eigenvalue(problem, x, y)
-    holds = bool(least > 0)
+    hessian = _hessian(problem, x, y)
+    values = np.linalg.eigvalsh(hessian)
+    noise = len(values) * tolerances(hessian.dtype).eps * values[-1]
+    least = float(values[0])
+    holds: bool | None = bool(least > noise)
     text = f"mu_g = {least:.3g} at this point (smallest eigenvalue of the Hessian)"
-    if not holds:
+    if not holds and has_value(e.status):
+        from scipy.linalg import null_space
+
+        # The answer is unique all the same, but a tilt may find an edge to go along.
+        free = null_space(A[np.asarray(e.lower.active)])
+        along = np.linalg.eigvalsh(free.T @ hessian @ free)
+        enough = f"is {along[0]:.3g}" if len(along) else "has nothing left to bend"
+        holds = None
+        text += f"; along what active constraints leave open it {enough}"
+    elif not holds:
         text += "; add 0.5 * mu * |y|^2 to `lower`"
     return Finding("ass:str_cvx_h, strong convexity", "pro:diff", holds, least, text)
 
 
-def _least_eigenvalue(problem: Problem, x, y) -> float:
+def _hessian(problem: Problem, x, y) -> np.ndarray:
     @eqx.filter_jit
     def hessian(problem, x, y):
         return flatten(problem, x)[0].hessian(ravel_pytree(y)[0])
 
-    return float(np.linalg.eigvalsh(np.asarray(hessian(problem, x, y), float))[0])
+    return np.asarray(hessian(problem, x, y))
 
 
 def linprog(*arguments, **named):

@@ -55,7 +55,8 @@ class Problem(AbstractProblem):
     """`min_x f(x, y*(x))` with `y*(x) = argmin_y { g(x, y) : y in Y(x) }`.
 
     - `upper`: `f(x, y)`, a scalar, or a pair of a scalar and auxiliary output.
-    - `lower`: `g(x, y)`, a scalar, strongly convex in `y`.
+    - `lower`: `g(x, y)`, a scalar, strongly convex in `y`; at least convex, and
+      strongly so along the directions that active constraints leave open.
     - `constraints`: the set `Y(x)`; None for no constraints.
     - `y0`: where lower solvers start. Needed only where the constraints do not fix the
       structure of `y` (no rows, or a pytree `y` in a `Polyhedron`).

@@ -21,10 +21,10 @@ class Status(eqx.Enumeration):
     )
     not_strongly_convex = (
         "The Hessian of `lower` in `y` is not positive definite, at its start `y0` or "
-        "at the follower's answer, in directions that bounds leave free, so that "
-        "answer may not be unique. Check the sign of its quadratic part, pass a `y0` "
-        "where `lower` is curved, or add `0.5 * mu * |y|^2` with a small `mu` to "
-        "`lower`."
+        "at the follower's answer, in directions that active constraints leave open, "
+        "so that answer may not be unique. Check the sign of its quadratic part, pass "
+        "a `y0` where `lower` is curved, or add `0.5 * mu * |y|^2` with a small `mu` "
+        "to `lower`."
     )
     infeasible = (
         "No `y` satisfies the lower-level constraints at this `x`, so `F(x)` is not "
@@ -44,8 +44,9 @@ class Status(eqx.Enumeration):
     kink = (
         "A lower-level row is tight with a multiplier of zero (to rounding), so `F` "
         "has a kink at this `x`: minimisers often sit at one. `F` is right; the "
-        "gradient is that of one side, where the weakly active rows are inactive. For "
-        "a smooth neighbour perturb the lower level with `problem.perturbed(q)`."
+        "gradient is that of one side, where the weakly active rows are inactive "
+        "unless `lower` is flat without them. For a smooth neighbour perturb the lower "
+        "level with `problem.perturbed(q)`."
     )
     adjoint_limit = (
         "The adjoint linear solve of the hypergradient stopped before its residual "

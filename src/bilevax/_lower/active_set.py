@@ -29,7 +29,7 @@ from .dense import (
     schur,
     unit_rows,
 )
-from .flat import is_loose, lifted_hessian
+from .flat import is_decided, is_loose, prepared_hessian
 from .newton import Sweep, begin, newton_pass, pass_on, without_decline
 from .safeguard import guarded_step
 
@@ -45,7 +45,8 @@ class DenseFactor(eqx.Module):
 class ActiveSet(AbstractLowerSolver):
     """Semismooth Newton from the last active set; a finite method stands behind it.
 
-    Exact for quadratic `g`, quadratically convergent for general strongly convex `g`.
+    Exact for quadratic `g`, quadratically convergent for general strongly convex `g`;
+    directions without curvature are fine where active rows decide them (`flat.py`).
     Forms the Hessian and the rows, so it is meant for up to some thousand variables.
 
     - `max_passes`: passes of the fast path before the safeguard takes over.
@@ -94,6 +95,7 @@ class ActiveSet(AbstractLowerSolver):
             restart=jnp.asarray(False),
             penalty=jnp.zeros((), y.dtype),
             reach=jnp.ones((), y.dtype),
+            damping=jnp.ones((), y.dtype),
             infeasible=jnp.asarray(False),
             tries=sweep.passes,
             passes=sweep.passes,
@@ -113,7 +115,15 @@ class ActiveSet(AbstractLowerSolver):
         factor = run_if(
             stale,
             lambda _: factorise(
-                *lifted_hessian(lower, rows, p.sweep, p.mode == _GUARD)
+                rows,
+                prepared_hessian(
+                    lower,
+                    rows,
+                    p.sweep.point,
+                    p.sweep.next_active,
+                    p.mode == _GUARD,
+                    p.damping,
+                ),
             ),
             factor,
         )
@@ -133,7 +143,17 @@ class ActiveSet(AbstractLowerSolver):
         # quadratic as far as it matters, and Newton passes do the rest.
         after = jnp.linalg.norm(sweep.point.stationarity @ factor.whitener)
         trusted = guarded & (new.mode == _TRUST)
-        model_holds = after <= tolerances(after.dtype).stale * before
+        tol = tolerances(after.dtype)
+        # A damped program has other rows until it stands still, and along an edge of a
+        # flat `g` forces may be small and the way long.
+        damped = jnp.any(factor.lifted) | factor.softened
+        small = jnp.where(damped, tol.eps**0.5, tol.stale)
+        model_holds = after <= small * before
+        model_holds = run_if(
+            trusted & model_holds & damped,
+            lambda _: is_decided(lower, rows, sweep.point.y, sweep.point.active),
+            model_holds,
+        )
         mode = jnp.where(trusted & ~model_holds, _GUARD, new.mode)
         limit = (mode == _GUARD) & guarded & (new.tries >= self.max_safeguard_steps)
         mode = jnp.where(limit, _OVER, mode)
@@ -155,6 +175,7 @@ class ActiveSet(AbstractLowerSolver):
             restart=jnp.asarray(True),
             penalty=step.penalty,
             reach=step.reach,
+            damping=_damping(p.damping, step.full),
             infeasible=step.infeasible,
             tries=p.tries + 1,
             passes=p.passes,
@@ -187,6 +208,7 @@ class ActiveSet(AbstractLowerSolver):
             restart=failed & (p.mode != _HOLD),
             penalty=p.penalty,
             reach=p.reach,
+            damping=p.damping,
             infeasible=p.infeasible,
             tries=jnp.where(spent, 0, p.tries + 1),
             passes=p.passes + 1,
@@ -210,11 +232,17 @@ class Progress(eqx.Module):
     restart: Bool[Array, ""]
     penalty: Float[Array, ""]
     reach: Float[Array, ""]
+    damping: Float[Array, ""]
     infeasible: Bool[Array, ""]
     tries: Int[Array, ""]
     passes: Int[Array, ""]
     safeguard: Int[Array, ""]
     factorisations: Int[Array, ""]
+
+
+def _damping(damping, full):
+    """Along flat directions steps grow as long as they are not cut."""
+    return jnp.clip(jnp.where(full, 0.25, 4) * damping, 1e-6, 1)
 
 
 def _solved(sweep: Sweep):
@@ -294,11 +322,12 @@ def _solution(
     unsolved = rows.empty | split.empty | ~_solved(p.sweep)
 
     def verdict(_):
-        loose = is_loose(lower, rows, factor, split.rows_inverse, point.y, split.weak)
+        loose = is_loose(lower, rows, factor, point.y, split.active, split.weak)
         failure = _failure(rows, p, ~factor.definite | loose, x)
         return Status.where(unsolved | loose, failure, Status.successful)
 
-    status = run_if(unsolved | jnp.any(factor.lifted), verdict, Status.successful)
+    lifted = jnp.any(factor.lifted) | factor.softened
+    status = run_if(unsolved | lifted, verdict, Status.successful)
     void = (status != Status.successful) & (status != Status.iteration_limit)
     nan = jnp.asarray(jnp.nan, point.y.dtype)
     slack = jnp.where(

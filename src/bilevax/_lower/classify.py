@@ -55,7 +55,8 @@ def classify(
     tight = inequality & ~(slack > slack_noise)
     weak = inequality & ~strong & tight
     # Rows that alone hold a flat coordinate: where they let go, `y*` has no derivative.
-    holds = tight & factor.holds
+    # Rows that were added to the Hessian: the factor is right only where they stay.
+    holds = tight & (factor.holds | (factor.props > 0))
     fixed = rows.equality & rows.usable | holds
 
     split = Split(

@@ -111,12 +111,44 @@ def flatten(problem, x) -> tuple[FlatLower, Float[Array, " n"]]:
     return FlatLower(problem, x, unravel), y0
 
 
+class Lifted(eqx.Module):
+    """A factored Hessian and what was added to it; the identity if not `definite`.
+
+    `lifted` coordinates had no curvature of their own; `softened` tells that other
+    directions had none: `A^T diag(props) A` was added for them.
+    """
+
+    hessian: Float[Array, "n n"]
+    whitener: Float[Array, "n n"]
+    definite: Bool[Array, ""]
+    lifted: Bool[Array, " n"]
+    props: Float[Array, " k"]
+    softened: Bool[Array, ""]
+
+
+def whitened(hessian, lifted, props, softened) -> Lifted:
+    """Factor a Hessian to which something was added."""
+    n, diagonal = hessian.shape[0], jnp.diagonal(hessian)
+    noise = n * tolerances(hessian.dtype).definite
+    eye = jnp.eye(n, dtype=hessian.dtype)
+    root = jnp.linalg.cholesky(hessian, symmetrize_input=False)
+    # A failed factor is NaN, and NaN compares false.
+    definite = jnp.all(jnp.diagonal(root) ** 2 > noise * diagonal)
+    root = jnp.where(definite, root, eye)
+    whitener = triangular_solve(root, eye, left_side=True, lower=True).T
+    # The last pivot can look sound by rounding; the inverse tells for every direction.
+    inflation = diagonal * jnp.sum(whitener**2, axis=1)
+    definite = definite & jnp.all(noise * inflation < 1)
+    whitener = jnp.where(definite, whitener, eye)
+    return Lifted(hessian, whitener, definite, lifted, props, jnp.asarray(softened))
+
+
 class Factor(eqx.Module):
     """`R = L^{-T}`, and the rows in the metric of the inverse Hessian `R R^T`.
 
-    `lifted` coordinates had no curvature of their own, `holds` are the rows in one of
-    these alone. Matrices that came out of a solve are kept flat: XLA would store them
-    by columns like the solve does, and copy them into rows for every product.
+    `holds` are the rows in one `lifted` coordinate alone; see `Lifted`. Matrices that
+    came out of a solve are kept flat: XLA would store them by columns like the solve
+    does, and copy them into rows for every product.
     """
 
     flat_whitener: Float[Array, " nn"]
@@ -129,6 +161,8 @@ class Factor(eqx.Module):
     definite: Bool[Array, ""]
     lifted: Bool[Array, " n"]
     holds: Bool[Array, " k"]
+    props: Float[Array, " k"]
+    softened: Bool[Array, ""]
 
     @property
     def stiffness(self) -> Float[Array, ""]:
@@ -145,20 +179,10 @@ class Factor(eqx.Module):
         return self.flat_inverse.reshape(self.diagonal.size, -1)
 
 
-def factorise(hessian, rows: Rows, lifted: Bool[Array, " n"]) -> Factor:
-    """Factor a Hessian; `definite` says whether it was positive definite.
-
-    `lifted` are the coordinates that `lift` has changed.
-    """
-    n = hessian.shape[0]
-    diagonal = jnp.diagonal(hessian)
-    eye = jnp.eye(n, dtype=hessian.dtype)
-    root = jnp.linalg.cholesky(hessian, symmetrize_input=False)
-    pivots = jnp.diagonal(root) ** 2
-    threshold = n * tolerances(hessian.dtype).definite * diagonal
-    definite = jnp.all(pivots > threshold)
-    root = jnp.where(definite, root, eye)
-    whitener = triangular_solve(root, eye, left_side=True, lower=True).T
+def factorise(rows: Rows, prepared: Lifted) -> Factor:
+    """The rows in the metric of a Hessian."""
+    definite, whitener = prepared.definite, prepared.whitener
+    diagonal = jnp.diagonal(prepared.hessian)
     W = rows.A @ whitener
     inverse = whitener @ jnp.concatenate([whitener, W]).T
     lift = W @ whitener.T
@@ -174,8 +198,10 @@ def factorise(hessian, rows: Rows, lifted: Bool[Array, " n"]) -> Factor:
         sigma=sigma,
         gram=W @ W.T,
         definite=definite,
-        lifted=lifted,
-        holds=jnp.any(single(rows) & lifted, axis=1),
+        lifted=prepared.lifted,
+        holds=jnp.any(single(rows) & prepared.lifted, axis=1),
+        props=prepared.props,
+        softened=prepared.softened,
     )
 
 
@@ -192,6 +218,8 @@ def blank_factor(k, n, dtype) -> Factor:
         definite=jnp.asarray(True),
         lifted=jnp.zeros(n, bool),
         holds=jnp.zeros(k, bool),
+        props=jnp.zeros(k, dtype),
+        softened=jnp.asarray(False),
     )
 
 
@@ -290,7 +318,9 @@ def kkt_solve(factor: Factor, rows_inverse: Schur, top, bottom):
     n = factor.diagonal.size
     both = top @ factor.inverse
     mu = (both[n:] - bottom) @ rows_inverse.inverse
-    return both[:n] - mu @ factor.lift, mu
+    d = both[:n] - mu @ factor.lift
+    # What products of rows in `S` add to the left side is known: `A_S d` is.
+    return d, mu + jnp.where(rows_inverse.active, factor.props * bottom, 0)
 
 
 def sizes(array: Float[Array, "..."]) -> Float[Array, "..."]:

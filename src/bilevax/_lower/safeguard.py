@@ -51,10 +51,13 @@ def guarded_step(
         rank=factor.W.shape[1],
     )
     multipliers = dual.mu / factor.sigma
-    d = factor.whitener @ (u - dual.mu @ factor.W)
+    ahead, back = factor.whitener @ u, factor.whitener @ (dual.mu @ factor.W)
+    d = ahead - back
     penalty = jnp.maximum(penalty, 2 * jnp.max(jnp.abs(multipliers), initial=0))
     slope = point.gradient @ d - penalty * reach * jnp.sum(_violation(rows, point.y))
-    step = _backtrack(lower, rows, point.y, d, slope, penalty)
+    # Of what numbers `y + d` is the sum: its rounding is theirs.
+    parts = jnp.abs(point.y) + jnp.abs(ahead) + jnp.abs(back)
+    step = _backtrack(lower, rows, point, d, slope, penalty, parts)
     return Guarded(
         y=point.y + step * d,
         multipliers=multipliers,
@@ -73,16 +76,19 @@ def _violation(rows: Rows, y):
     return jnp.where(rows.usable, excess, 0)
 
 
-def _backtrack(lower: FlatLower, rows: Rows, y, d, slope, penalty):
+def _backtrack(lower: FlatLower, rows: Rows, point: Point, d, slope, penalty, parts):
     """The first of 1, 1/2, 1/4, ... with a sufficient decrease of the penalty."""
-    eps = tolerances(y.dtype).eps
+    y, eps = point.y, tolerances(point.y.dtype).eps
 
     def merit(step):
         at = y + step * d
         return lower.value(at) + penalty * jnp.sum(_violation(rows, at))
 
     start = merit(jnp.zeros((), y.dtype))
-    noise = 16 * eps * jnp.abs(start)
+    # Terms of `g` can cancel, and rows that are met exactly still round.
+    terms = jnp.abs(start) + jnp.abs(point.gradient) @ parts
+    sides = jnp.where(rows.usable, jnp.linalg.norm(parts) + rows.scale, 0)
+    noise = 16 * eps * (terms + penalty * jnp.sum(sides))
 
     def too_long(step):
         # A NaN compares false: steps that leave the domain of `g` are cut too.
