@@ -13,6 +13,7 @@ import pytest
 
 from bilevax._cli.main import main
 from bilevax.adversarial import AbstractNetwork, Settings, load_images, load_network
+from bilevax.adversarial.images import split
 from bilevax.adversarial.layers import Linear, Normalise
 from bilevax.adversarial.run_folder import settings_of
 from bilevax.adversarial.settings import METHODS
@@ -108,6 +109,7 @@ def test_a_collapse_ends_the_run_and_stays_ended(images, tmp_path):
     ended = train(images, tied, folder=tmp_path)
     assert ended.collapsed
     assert "collapsed" in ended.stopped
+    assert "A validation keeps the weights of the best epoch" in ended.stopped
     assert len(ended.rows) < SETTINGS.epochs
     # Robust accuracy is gone, though the training attack does not show it.
     assert ended.rows[-1]["accuracy"] > 0.3
@@ -120,6 +122,57 @@ def test_a_collapse_ends_the_run_and_stays_ended(images, tmp_path):
     assert same((ended.model, ended.average), (again.model, again.average))
 
 
+def test_the_average_of_the_best_epoch_is_kept(images, tmp_path):
+    # Without the usual end of the rate, accuracy goes up and down.
+    settings = dataclasses.replace(
+        SETTINGS, method="fast-at", epochs=5, rate=0.5, schedule="constant",
+        average=0.5, validation=150,
+    )  # fmt: skip
+    averages = []
+
+    def remember(epoch, model, average, row):
+        averages.append(average)
+
+    whole = train(images, settings, every_epoch=remember)
+    by_epoch = [row["validation"] for row in whole.rows]
+    assert len(set(by_epoch)) > 1
+    best = int(np.argmax(by_epoch))
+    assert whole.best_epoch == best + 1
+    assert same(whole.best, averages[best])
+    # The accuracy is that on the last images for training, under PGD.
+    kept = split(images, 150)
+    for average, accuracy in zip(averages, by_epoch, strict=True):
+        found = score(average, kept, settings, restarts=1, pgd_steps=10, ensemble=False)
+        assert found["images"] == 150
+        assert abs(found["pgd"] - accuracy) < 0.05
+
+    def interrupt(epoch, model, average, row):
+        if epoch == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(images, settings, folder=tmp_path, every_epoch=interrupt)
+    # The best so far is there, though the run has not ended.
+    so_far = averages[int(np.argmax(by_epoch[:4]))]
+    assert same(load_network(tmp_path, "best"), so_far)
+    again = train(images, settings, folder=tmp_path)
+    assert again.best_epoch == whole.best_epoch
+    assert same((again.best, again.model), (whole.best, whole.model))
+    assert same(load_network(tmp_path, "best"), whole.best)
+
+
+def test_without_a_validation_there_is_no_best_epoch(images, tmp_path):
+    trained = train(images, dataclasses.replace(SETTINGS, epochs=1), folder=tmp_path)
+    assert trained.best is None
+    assert trained.best_epoch is None
+    with pytest.raises(
+        ValueError, match=r"best\.npz does not exist.*with a validation"
+    ):
+        load_network(tmp_path, "best")
+    with pytest.raises(ValueError, match="between 1 and 499"):
+        train(images, dataclasses.replace(SETTINGS, validation=500))
+
+
 def test_a_batch_larger_than_the_data_is_a_mistake(images):
     with pytest.raises(ValueError, match="more than the 500 training images"):
         train(images, dataclasses.replace(SETTINGS, batch_size=501))
@@ -129,7 +182,8 @@ def test_the_command_trains_scores_and_draws(tmp_path, capsys):
     command = [
         "train", "--json", "--dataset", "digits", "--model", "small", "--epsilon",
         "1/8", "--epochs", "2", "--batch-size", "100", "--padding", "0", "--no-flip",
-        "--held-out", "300", "--restarts", "1", "--no-ensemble", "--out", str(tmp_path),
+        "--held-out", "300", "--validation", "200", "--restarts", "1", "--no-ensemble",
+        "--out", str(tmp_path),
     ]  # fmt: skip
     assert main(command) == 0
     result = json.loads(capsys.readouterr().out)
@@ -137,6 +191,8 @@ def test_the_command_trains_scores_and_draws(tmp_path, capsys):
     assert result["reading"] == "added"
     assert result["averaged"]["images"] == 300
     assert 0 <= result["raw"]["pgd"] <= result["raw"]["clean"] <= 1
+    assert result["best_epoch"] in (1, 2)
+    assert result["best"]["images"] == 300
     assert (tmp_path / "curves.svg").stat().st_size > 1000
     assert json.loads((tmp_path / "result.json").read_text()) == result
 
@@ -146,6 +202,7 @@ def test_the_command_trains_scores_and_draws(tmp_path, capsys):
     shown = capsys.readouterr()
     assert shown.err.count("of 2: loss") == 2
     assert "averaged: clean" in shown.out
+    assert "    best: clean" in shown.out
 
 
 def test_a_trained_network_is_found_again_scored_and_trained_further(
@@ -175,8 +232,8 @@ def test_a_trained_network_is_found_again_scored_and_trained_further(
         train(images, settings, folder=tmp_path / "second")
     with pytest.raises(ValueError, match="does not exist: name the folder of a run"):
         load_network(tmp_path)
-    with pytest.raises(ValueError, match="`kind` is one of average, last"):
-        load_network(tmp_path / "first", "best")
+    with pytest.raises(ValueError, match="`kind` is one of average, last, best"):
+        load_network(tmp_path / "first", "first")
 
 
 class Flat(AbstractNetwork):

@@ -26,7 +26,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     sub.add_argument(
         "--weights", choices=KINDS, default="average",
-        help="the running average, or the weights of the last step (default: average)",
+        help="the running average, the weights of the last step, or the average of the "
+        "best epoch, where the run had a --validation (default: average)",
     )  # fmt: skip
     add_scoring(sub)
 

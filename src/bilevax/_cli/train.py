@@ -49,6 +49,8 @@ _TEXTS = dict(
     radius="length of the shift of pigd, as a share of the norm of the weights",
     trades_beta="weight of the divergence in trades",
     average="decay of the average of the weights",
+    validation="keep the last N training images back, attack the averaged weights on "
+    "them after each epoch and keep those of the best epoch as well",
     padding="random crops shift images by up to this many pixels",
     flip="mirror images at random (default: yes)",
     dtype="precision of convolutions; bfloat16 is for accelerators, weights stay "
@@ -173,9 +175,13 @@ def run(options) -> int:
     )
     result |= dict(
         stopped=trained.stopped,
+        best_epoch=trained.best_epoch,
         seconds_per_epoch=statistics.median(row["seconds"] for row in trained.rows),
     )
-    for name, model in (("raw", trained.model), ("averaged", trained.average)):
+    networks = dict(raw=trained.model, averaged=trained.average, best=trained.best)
+    for name, model in networks.items():
+        if model is None:
+            continue
         result[name] = score(
             model,
             images,
@@ -197,8 +203,9 @@ def show(options, trained, result: dict) -> int:
             print(strict_json(result))
         else:
             print(f"ended: {trained.stopped}")
-            for name in ("raw", "averaged"):
-                print(f"{name:>8}: {accuracies(result[name])}")
+            for name in ("raw", "averaged", "best"):
+                if name in result:
+                    print(f"{name:>8}: {accuracies(result[name])}")
             missing = "" if figure else " (no figure)"
             print(f"rows, curves and weights: {folder}{missing}")
     return 1 if trained.failed else 0

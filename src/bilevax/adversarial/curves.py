@@ -9,6 +9,7 @@ _PANELS = (
         ("accuracy", "training attack"),
         ("robust", "PGD (training images)"),
         ("clean", "clean (training images)"),
+        ("validation", "PGD, averaged weights (validation)"),
     ),
 )
 

@@ -74,8 +74,8 @@ def split(images: Images, held_out: int) -> Images:
     count = len(images.x_train)
     if not 0 < held_out < count:
         raise ValueError(
-            f"`held_out` is between 1 and {count - 1}, for {count} training images; "
-            f"got {held_out}."
+            f"between 1 and {count - 1} of the {count} training images can be held "
+            f"out; got {held_out}."
         )
     kept = count - held_out
     return dataclasses.replace(

@@ -39,6 +39,10 @@ class RunFolder:
     def weights(self) -> Path:
         return self.path / "weights.npz"
 
+    @property
+    def best(self) -> Path:
+        return self.path / "best.npz"
+
     def claim(self, mine: dict[str, Any], resume: bool) -> list[dict[str, Any]]:
         """Make the folder this run's; rows of the epochs that its checkpoint holds."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -46,7 +50,7 @@ class RunFolder:
             self._check_same(mine)
             return self._earlier_rows()
         # By every process: none may find what another is about to discard.
-        for path in (self.rows, self.checkpoint, self.weights):
+        for path in (self.rows, self.checkpoint, self.weights, self.best):
             path.unlink(missing_ok=True)
         if jax.process_index() == 0:
             self.settings.write_text(strict_json(mine, indent=1) + "\n")

@@ -27,7 +27,10 @@ _RANGES = {
     ),
     ("peak_at",): (lambda value: 0 < value <= 1, "in (0, 1]"),
     ("epochs", "batch_size", "width"): (lambda value: value >= 1, "at least 1"),
-    ("attack_steps", "padding"): (lambda value: value >= 0, "not negative"),
+    ("attack_steps", "padding", "validation"): (
+        lambda value: value >= 0,
+        "not negative",
+    ),
     ("seed",): (lambda value: 0 <= value < 2**31, "between 0 and 2^31 - 1"),
 }
 
@@ -57,6 +60,8 @@ class Settings:
     - `radius`: length of the random shift of the weights in PIGD, as a share of the
       norm of the weights at the start.
     - `average`: decay of the average of the weights.
+    - `validation`: how many training images, the last ones, are not trained on; after
+      each epoch the average is attacked there, and that of the best epoch is kept.
     """
 
     method: str = "ds-blo"
@@ -81,6 +86,7 @@ class Settings:
     radius: float = 1e-4
     trades_beta: float = 6.0
     average: float = 0.995
+    validation: int = 0
     padding: int = 4
     flip: bool = True
     dtype: str = "float32"

@@ -18,7 +18,7 @@ from .._solve import solve
 from .batches import ImageBatches
 from .devices import batch_sharding, everywhere
 from .evaluate import evaluate
-from .images import Images
+from .images import Images, split
 from .models import build
 from .network import AbstractNetwork
 from .problem import adversarial_problem
@@ -26,7 +26,7 @@ from .recipes import instance_of, method_of
 from .run_folder import RunFolder
 from .settings import Settings
 from .watch import Watch, predict
-from .weights import save_network
+from .weights import load_network, save_networks
 
 
 @dataclass
@@ -34,6 +34,8 @@ class Trained:
     """The end of a training run.
 
     - `model`, `average`: last weights, and the running average of all.
+    - `best`, `best_epoch`: the average after the epoch that withstood most on the
+      images of the validation; None without one.
     - `rows`: one dictionary per epoch.
     - `stopped`: why it ended; `collapsed` or `diverged` where that is no success.
     """
@@ -45,6 +47,8 @@ class Trained:
     stopped: str
     collapsed: bool = False
     diverged: bool = False
+    best: AbstractNetwork | None = None
+    best_epoch: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -66,7 +70,8 @@ def train(
 
     - `folder`: gets `epochs.jsonl`, a row per epoch, `checkpoint.npz`, from which the
       same call goes on if it was interrupted (`resume=False` starts afresh), and
-      `weights.npz` for `load_network` when the run has ended.
+      `weights.npz` for `load_network` when the run has ended, or as soon as an epoch is
+      the best so far, `best.npz`.
     - `every_epoch(epoch, model, average, row)`: after each epoch; what it returns is
       added to the row.
     - `devices`: over which batches are spread; by default all. Every process of a
@@ -79,6 +84,8 @@ def train(
     """
     settings = Settings() if settings is None else settings
     devices = jax.devices() if devices is None else devices
+    if settings.validation:
+        images = split(images, settings.validation)
     _check(images, settings, len(devices))
     steps_per_epoch = len(images.x_train) // settings.batch_size
     num_steps = settings.epochs * steps_per_epoch
@@ -99,6 +106,8 @@ def train(
         watch = Watch(
             images, settings, steps_per_epoch, place, every_epoch, advance, rows
         )
+        if place is not None and place.best.exists():
+            watch.best = load_network(place.path, "best", like=network)
         advance(len(rows), "compiling" if len(rows) < settings.epochs else None)
         found = solve(
             problem,
@@ -118,11 +127,19 @@ def train(
     if watch.verdict is None and watch.rows[-1]["clean"] < 1.2 / images.classes:
         stopped += "; no better than guessing: lower the rate, or take more epochs"
     if place is not None:
-        save_network(place.weights, found.x, found.average, images, settings)
+        ended = dict(average=found.average, last=found.x)
+        save_networks(place.weights, ended, images, settings)
     return Trained(
-        found.x, found.average, found.history, watch.rows, stopped, watch.collapsed,
-        watch.diverged,
-    )  # fmt: skip
+        model=found.x,
+        average=found.average,
+        history=found.history,
+        rows=watch.rows,
+        stopped=stopped,
+        collapsed=watch.collapsed,
+        diverged=watch.diverged,
+        best=watch.best,
+        best_epoch=watch.best_epoch,
+    )
 
 
 def _check(images: Images, settings: Settings, devices: int) -> None:

@@ -1,4 +1,4 @@
-"""What happens between epochs: a row, and whether the run should go on."""
+"""What happens between epochs: a row, which epoch was best, whether to go on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from .network import AbstractNetwork
 from .pgd import pgd
 from .run_folder import RunFolder
 from .settings import Settings
+from .weights import save_networks
 
 # Training images on which clean and robust accuracy are watched, and steps of PGD.
 _WATCHED, _STEPS = 1000, 10
@@ -20,7 +21,11 @@ _WATCHED, _STEPS = 1000, 10
 
 @dataclass
 class Watch:
-    """Called by the driver after every epoch; keeps the rows."""
+    """Called by the driver after every epoch; keeps the rows and the best average.
+
+    `images` are those of the training; as its test images those of the validation, if
+    there are any.
+    """
 
     images: Images
     settings: Settings
@@ -29,6 +34,7 @@ class Watch:
     every_epoch: Callable | None
     advance: Callable
     rows: list[dict] = field(default_factory=list)
+    best: AbstractNetwork | None = None
 
     def __call__(self, step, model, value, history: History, average) -> bool:
         """True ends the run."""
@@ -47,13 +53,31 @@ class Watch:
             seconds=working,
             images_per_second=count * self.settings.batch_size / working,
         )
+        if self.settings.validation:
+            row |= dict(validation=validation(average, self.images, self.settings))
         if self.every_epoch is not None:
             row |= self.every_epoch(epoch, model, average, row) or {}
         self.rows.append(row)
+        if self.best_epoch == epoch:
+            self._keep(average)
         self.advance(1, in_words(row))
         if self.folder is not None:
             self.folder.add(row)
         return self.collapsed or self.diverged
+
+    def _keep(self, average: AbstractNetwork) -> None:
+        self.best = average
+        if self.folder is not None:
+            save_networks(
+                self.folder.best, dict(best=average), self.images, self.settings
+            )
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The first with the highest accuracy on the images of the validation."""
+        if not self.settings.validation:
+            return None
+        return max(self.rows, key=lambda row: row["validation"])["epoch"]
 
     @property
     def collapsed(self) -> bool:
@@ -83,27 +107,52 @@ class Watch:
                 "collapsed: images under the training attack were classified far "
                 "better than clean ones or than under PGD. Take more steps of the "
                 "attack, raise the implicit weight, or do not tie it to the attack "
-                "step."
+                "step. " + self._remains
             )
         return None
+
+    @property
+    def _remains(self) -> str:
+        if self.best_epoch is None:
+            return "A validation keeps the weights of the best epoch."
+        return f"The weights of the best epoch, {self.best_epoch}, were kept."
+
+
+def validation(average: AbstractNetwork, images: Images, settings: Settings) -> float:
+    """Accuracy of the average under PGD on images it was not trained on."""
+    x, y = images.x_test, images.y_test
+    parts = [slice(i, i + _WATCHED) for i in range(0, len(x), _WATCHED)]
+    right = [
+        _withstood(predict, average, x[part], y[part], settings.epsilon)
+        for part in parts
+    ]
+    return float(sum(map(jnp.sum, right)) / len(x))
 
 
 def accuracies(model, images: Images, epsilon: float) -> dict[str, float]:
     """Clean accuracy and that under PGD on some training images.
 
-    `clean_by_batch` is with the statistics of the batch, as in a training pass.
+    `..._by_batch` is with the statistics of the batch, as in a training pass: running
+    statistics lag behind where an epoch has few steps, or where a run collapses.
     """
     x, y = images.x_train[:_WATCHED], images.y_train[:_WATCHED]
-    find = lambda by, restarts: pgd(
+    share = lambda by, **options: float(
+        jnp.mean(_withstood(by, model, x, y, epsilon, **options))
+    )
+    return dict(
+        clean=share(predict, restarts=0),
+        clean_by_batch=share(predict_by_batch, restarts=0),
+        robust=share(predict),
+        robust_by_batch=share(predict_by_batch),
+    )
+
+
+def _withstood(by, model, x, y, epsilon: float, restarts: int = 1):
+    """Which images are classified correctly, also after PGD from `restarts` starts."""
+    return pgd(
         by, model, x, y,
         epsilon=epsilon, steps=_STEPS, restarts=restarts, key=jr.key(0),
-    )  # fmt: skip
-    share = lambda attack: float(jnp.mean(attack.robust))
-    return dict(
-        clean=share(find(predict, 0)),
-        clean_by_batch=share(find(predict_by_batch, 0)),
-        robust=share(find(predict, 1)),
-    )
+    ).robust  # fmt: skip
 
 
 def predict(model: AbstractNetwork, images):
@@ -124,14 +173,12 @@ def collapsed(row: dict) -> bool:
     perturbation. Or far better than under PGD: the weights have learned the weakness
     of this one attack (catastrophic overfitting).
     """
-    attacked, clean = row["accuracy"], row["clean_by_batch"]
-    if attacked > clean + 0.2:
-        return True
-    # Running statistics, on which PGD works, lag behind where an epoch has few steps.
-    settled = row["clean"] > clean - 0.1
+    attacked, clean, robust = (
+        row[name] for name in ("accuracy", "clean_by_batch", "robust_by_batch")
+    )
     # A weak attack is no collapse: healthy runs were within 0.25 and a factor of two.
-    far = attacked > row["robust"] + 0.3 and attacked > 4 * row["robust"]
-    return settled and far
+    far = attacked > robust + 0.3 and attacked > 4 * robust
+    return attacked > clean + 0.2 or far
 
 
 def in_words(row: dict) -> str:

@@ -1,9 +1,11 @@
 """Trained networks on disk: written by `train`, read back by `load_network`."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax.random as jr
+from jaxtyping import PyTree
 
 from .. import _checkpoint as checkpoints
 from .images import Images
@@ -12,13 +14,15 @@ from .network import AbstractNetwork
 from .run_folder import RunFolder
 from .settings import Settings
 
-KINDS = ("average", "last")
+KINDS = ("average", "last", "best")
 
 
-def save_network(path: Path, last, average, images: Images, settings: Settings) -> None:
-    """Last and averaged weights, and what is needed to build their network."""
+def save_networks(
+    path: Path, networks: Mapping[str, PyTree], images: Images, settings: Settings
+) -> None:
+    """Weights by kind, and what is needed to build their network."""
     arrays: dict = {}
-    for kind, network in zip(KINDS, (average, last), strict=True):
+    for kind, network in networks.items():
         arrays |= checkpoints.flatten(network, f"{kind}_")
     built = dict(
         name=settings.model,
@@ -41,17 +45,19 @@ def load_network(
 ) -> AbstractNetwork:
     """The network that `train` left in `folder`.
 
-    - `kind`: "average" for the running average of the weights, or "last".
+    - `kind`: "average" for the running average of the weights, "last", or "best" for
+      the average of the best epoch, where the run had a validation.
     - `like`: a network of the same shapes, where `train` was given one of your own;
       the networks that `Settings` names are built from the file.
     """
     if kind not in KINDS:
         raise ValueError(f"`kind` is one of {', '.join(KINDS)}; got {kind!r}.")
-    path = RunFolder(Path(folder)).weights
+    place = RunFolder(Path(folder))
+    path = place.best if kind == "best" else place.weights
     if not path.exists():
+        needed = "with a validation" if kind == "best" else "that has ended"
         raise ValueError(
-            f"{path} does not exist: name the folder of a run of `train` that has "
-            "ended."
+            f"{path} does not exist: name the folder of a run of `train` {needed}."
         )
     arrays, meta = checkpoints.load(path)
     if like is None:
