@@ -149,12 +149,27 @@ def long() -> list[Settings]:
 
 
 def long_16() -> list[Settings]:
-    """DS-BLO for much longer at 16/255, and AT for as long at both radii."""
-    slow = dict(epochs=80, average=0.999)
+    """As many seconds as 80 epochs of DS-BLO with four sign steps at 16/255: that run,
+    AT, DS-BLO with plain steps alone; and AT for as long as the run of 80 epochs at
+    8/255. Epochs follow from the passes of a step, as `adversarial.md` counts them."""
+    slow = dict(average=0.999)
+    plain = dict(epsilon=16 / 255, attack_step=5000 / 255)
     return [
-        tuned("ds-blo", attack_steps=4, **LARGE, **slow),
-        tuned("at", **slow),
-        tuned("at", attack_steps=10, **LARGE, **slow),
+        tuned("ds-blo", attack_steps=4, epochs=80, **LARGE, **slow),
+        tuned("at", attack_steps=10, epochs=64, **LARGE, **slow),
+        tuned("ds-blo", epochs=116, **plain, **slow),
+        tuned("at", epochs=58, **slow),
+    ]
+
+
+def hard_16() -> list[Settings]:
+    """Whether DS-BLO lasts at 16/255 if sign steps reach all of the box, and whether
+    the cross term or the random point is what ends it with four."""
+    slow = dict(average=0.999, validation=1000, **LARGE)
+    return [
+        tuned("ds-blo", attack_steps=8, epochs=56, **slow),
+        tuned("ds-blo", attack_steps=4, epochs=80, implicit_weight=1000.0, **slow),
+        tuned("bilevel-sgd", attack_steps=4, epochs=80, **slow),
     ]
 
 
@@ -171,6 +186,7 @@ PLANS = {
     "equal-seconds": equal_seconds,
     "long": long,
     "long-16": long_16,
+    "hard-16": hard_16,
 }
 
 
@@ -200,14 +216,19 @@ def identity(settings: Settings, held_out: int) -> str:
     return json.dumps(settings.as_row() | dict(held_out=held_out), sort_keys=True)
 
 
+def identity_of(row: dict) -> str:
+    return identity(Settings(**row["settings"]), row["held_out"])
+
+
 def scoring(name: str) -> dict[str, dict]:
     """How a plan scores the last weights and their average; the ensemble is dear."""
     if held_out_by(name):
         quick = dict(restarts=1, ensemble=False)
-        return dict(raw=quick, average=quick)
+        return dict(raw=quick, average=quick, best=quick)
     return dict(
-        raw=dict(ensemble=name in ("final", "final-16", "long", "long-16")),
+        raw=dict(ensemble=name in ("final", "final-16", "long")),
         average=dict(ensemble=name != "sweep"),
+        best=dict(ensemble=True),
     )
 
 
@@ -217,10 +238,12 @@ def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
     began = time.perf_counter()
     trained = train(images, settings)
     training = time.perf_counter() - began
-    models = dict(raw=trained.model, average=trained.average)
+    models = dict(raw=trained.model, average=trained.average, best=trained.best)
+    how = scoring(name)
     scores = {
-        which: score(models[which], images, settings, **how)
-        for which, how in scoring(name).items()
+        which: score(model, images, settings, **how[which])
+        for which, model in models.items()
+        if model is not None
     }
     seconds = [row["seconds"] for row in trained.rows]
     return dict(
@@ -228,6 +251,7 @@ def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
         held_out=held_out,
         stopped=trained.stopped,
         collapsed=trained.collapsed,
+        best_epoch=trained.best_epoch,
         seconds_per_epoch=float(np.median(seconds)),
         first_epoch=seconds[0],
         training_seconds=training,
@@ -236,7 +260,6 @@ def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
         device=jax.devices()[0].device_kind,
         sharing=sharing,
         jax=jax.__version__,
-        identity=identity(settings, held_out),
     )
 
 
@@ -310,6 +333,17 @@ def spread(rows: list[dict]) -> str:
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
+def ends_of(row: dict) -> list[tuple[dict, str, tuple[str, str]]]:
+    """Its lines in the table: how long it ran, and the weights of the two columns."""
+    epochs = str(row["settings"]["epochs"])
+    if row["collapsed"]:
+        epochs = f"{len(row['epochs'])} of {epochs}, collapsed"
+    ends = [(row, epochs, ("raw", "average"))]
+    if row.get("best_epoch"):
+        ends.append((row, f"{row['best_epoch']}, the best", ("", "best")))
+    return ends
+
+
 def table(rows: list[dict]) -> str:
     """Rows as Markdown."""
     head = (
@@ -325,17 +359,18 @@ def table(rows: list[dict]) -> str:
         "| " + " | ".join((*head, *numbers, "paper SA / RA", "s / epoch")) + " |",
         "|---" * len(head) + "|---:" * (len(numbers) + 2) + "|",
     ]
-    for row in rows:
+    ends = [end for row in rows for end in ends_of(row)]
+    for row, epochs, shown in ends:
         s = row["settings"]
         radius = round(255 * s["epsilon"])
         tilted = s["method"] in ("ds-blo", "tilted-momentum", "ssigd")
         cells = [
             s["method"], s["model"], f"{radius}/255", attack(s), weight(s),
-            f"{s['variance']:.0e} {s['reading']}" if tilted else "–", s["epochs"],
+            f"{s['variance']:.0e} {s['reading']}" if tilted else "–", epochs,
             f"{s['rate'] / (1 - s['momentum']):.3g}", s["momentum"], s["seed"],
         ]  # fmt: skip
-        for name in ("raw", "average"):
-            scores = row["scores"][name]
+        for name in shown:
+            scores = row["scores"].get(name, {})
             cells += [
                 f"{100 * scores[kind]:.2f}" if kind in scores else "–"
                 for kind in ("clean", "pgd", "ensemble")
@@ -370,7 +405,7 @@ def main():
     options.out.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     rows = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {json.loads(row)["identity"] for row in rows}
+    done = {identity_of(json.loads(row)) for row in rows}
     whole = load_images("cifar10", options.data)
     for name in options.plan:
         held_out = held_out_by(name)
