@@ -206,7 +206,6 @@ def main():
             with open(options.json, "a") as file:
                 file.write(json.dumps(row) + "\n")
         print(line(row), flush=True)
-        jax.clear_caches()
     inside = [
         r for r in table if r.get("lower") == "qp" and "delicate" not in r["tags"]
     ]

@@ -134,7 +134,6 @@ def main():
             own = [row for row in found.rows if row["method"] == name]
             cells.append(cell(own, entry))
         print(entry["name"], *map(text, cells[-len(methods) :]), sep=" | ", flush=True)
-        jax.clear_caches()
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text("".join(json.dumps(cell) + "\n" for cell in cells))
     print(table(cells))

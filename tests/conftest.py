@@ -1,6 +1,5 @@
 """Tests run in float64; the library itself changes no global setting."""
 
-import gc
 import importlib.metadata
 import os
 
@@ -12,15 +11,16 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from bilevax._room import make_room  # noqa: E402
+
 jax.config.update("jax_enable_x64", True)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def forget_programs():
-    """Thousands of compiled programs in one process end in a crash of jaxlib."""
+@pytest.fixture(autouse=True)
+def room_for_programs():
+    """Tests compile programs of their own, of which the library does not know."""
     yield
-    jax.clear_caches()
-    gc.collect()
+    make_room()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import numpy as np
 import bilevax as bx
 
 LAYERS = (
-    {"_tolerances", "_status", "_constraints", "_perturbation", "_samplers"},
+    {"_tolerances", "_status", "_constraints", "_perturbation", "_samplers", "_room"},
     {"_problem", "_free", "_checkpoint", "_progress", "_quick", "_average"},
     {"_lower", "theory"},
     {"_adjoint"},

@@ -22,6 +22,7 @@ from ._implicit import hypergradient
 from ._perturbation import AbstractPerturbation
 from ._polish import polish
 from ._problem import Problem, checked_point
+from ._quick import quick_jit
 from ._tolerances import tolerances
 
 _BATCH = 64
@@ -193,7 +194,7 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts):
     return gradients, np.where(fine, errors, 0), counts
 
 
-@eqx.filter_jit
+@quick_jit
 def _batch(problem, points, keys, law, warm, unravel):
     def one(point, key):
         here = problem

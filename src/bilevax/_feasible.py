@@ -19,6 +19,7 @@ from ._lower.base import LowerSolution, run_if
 from ._lower.dense import unit_rows
 from ._lower.interior_point import InteriorPoint
 from ._problem import Problem
+from ._quick import quick_jit
 from ._tolerances import tolerances
 
 # Weight of `y` in the joint program: enough for strong convexity, too little to matter
@@ -55,7 +56,7 @@ def moves(problem: Problem) -> bool:
     )
 
 
-@eqx.filter_jit
+@quick_jit
 def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain."""
     domain = problem.domain
@@ -83,7 +84,7 @@ def excess(domain: Polyhedron, x: Float[Array, " d"]):
     return sign @ over, sign @ rows.A
 
 
-@eqx.filter_jit
+@quick_jit
 def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain at which the lower level has a point."""
     flat, unravel = ravel_pytree(x)

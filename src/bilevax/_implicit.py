@@ -26,6 +26,7 @@ from ._lower.base import (
 from ._lower.choose import check_choice, check_warm, checked_solver
 from ._problem import Problem, check_functions, checked_point
 from ._quality import Quality, quality_of
+from ._quick import quick_jit
 from ._status import Status, first_failure, message, raise_on_failure
 
 
@@ -103,7 +104,7 @@ def hypergradient(
     return evaluation
 
 
-@eqx.filter_jit
+@quick_jit
 def _evaluate(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     check_functions(problem, x)
     problem = problem.localised(x)

@@ -6,10 +6,49 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.core
+import jax.numpy as jnp
 
-# XLA's older emitters make a program of hundreds of small kernels in a third of the
-# time, and the programs run as fast.
+from ._room import make_room
+
+# XLA's older emitters make a program of hundreds of small kernels in half of the time,
+# and the programs run as fast.
 _OPTIONS = {"xla_cpu_use_fusion_emitters": False}
+
+
+class _Traces:
+    """How often a function was traced, and how often when there was room last."""
+
+    def __init__(self):
+        self.count, self.seen = 0, 0
+
+
+_traces = _Traces()
+
+
+def quick_jit(function: Callable) -> Callable:
+    """`eqx.filter_jit` with these options; inside another jit, without."""
+
+    @functools.wraps(function)
+    def traced(*arguments, **named):
+        _traces.count += 1
+        return function(*arguments, **named)
+
+    @functools.cache
+    def compiled(inside: bool):
+        options = None if inside else _options()
+        named: dict[str, Any] = {} if options is None else {"compiler_options": options}
+        return eqx.filter_jit(traced, **named)
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        inside = _is_traced((arguments, named))
+        if not inside and _traces.count > _traces.seen:
+            _traces.seen = _traces.count
+            make_room()
+        return compiled(inside)(*arguments, **named)
+
+    return call
 
 
 @functools.cache
@@ -22,17 +61,15 @@ def _options() -> dict | None:
     return _OPTIONS
 
 
-def quick_jit(function: Callable) -> Callable:
-    """`eqx.filter_jit` with these options; not for use inside another jit."""
+def _is_traced(arguments) -> bool:
+    """Whether this call is part of another program: JAX takes options only outside.
 
-    @functools.cache
-    def compiled():
-        options = _options()
-        named: dict[str, Any] = {} if options is None else {"compiler_options": options}
-        return eqx.filter_jit(function, **named)
+    Inside a `jit` even constants make tracers, whatever the arguments are.
+    """
+    leaves = (*jax.tree.leaves(arguments), _constant())
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
-    @functools.wraps(function)
-    def call(*arguments, **named):
-        return compiled()(*arguments, **named)
 
-    return call
+@jax.jit
+def _constant():
+    return jnp.zeros(())

@@ -262,7 +262,7 @@ def blank_evaluation(problem: Problem, x) -> Evaluation:
     return eqx.tree_at(lambda e: e.value, blank, jnp.full_like(blank.value, jnp.nan))
 
 
-@eqx.filter_jit
+@quick_jit
 def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, key):
     """The state before the first step."""
     whole = jr.fold_in(key, _WHOLE_RUN)

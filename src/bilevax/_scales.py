@@ -1,6 +1,5 @@
 """Natural units of a problem at its start, so that defaults carry no units."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ from ._feasible import onto_domain
 from ._implicit import Evaluation, hypergradient
 from ._methods.base import Scales
 from ._problem import Problem
+from ._quick import quick_jit
 
 # Rungs of the ladder that looks for the length of `x`.
 _RUNGS = 4.0 ** np.arange(-8, 5)
@@ -49,7 +49,7 @@ def _ranges(problem: Problem, x):
 
 # Few programs instead of many operations: each of these would be loaded on its own
 # before the first step.
-@eqx.filter_jit
+@quick_jit
 def _first_look(problem: Problem, x, e: Evaluation):
     """The slope, its direction, and natural lengths along it.
 
@@ -85,13 +85,13 @@ def _best_rung(problem: Problem, x, direction, unit: float, e) -> float:
     return best or unit
 
 
-@eqx.filter_jit
+@quick_jit
 def _downhill(problem: Problem, x, direction, rung):
     move = lambda a, b: (a - rung * b).astype(a.dtype)
     return onto_domain(problem, jax.tree.map(move, x, direction))
 
 
-@eqx.filter_jit
+@quick_jit
 def _length_and_force(problem: Problem, x, y, direction, ranges, rung):
     """The length scale; and the sizes of `H y`, of the linear part of `g`, and of its
     change over that length."""

@@ -10,6 +10,7 @@ from ._adjoint import AbstractAdjoint, DenseAdjoint, default_adjoint, kkt_system
 from ._lower.base import AbstractLowerSolver
 from ._lower.choose import check_choice, checked_solver
 from ._problem import Problem, check_functions, checked_point
+from ._quick import quick_jit
 from ._status import is_traced
 
 
@@ -70,7 +71,7 @@ def _primal_dual(inputs, solver, adjoint):
     return y, jnp.where(usable, solution.multipliers, jnp.nan), solution
 
 
-@eqx.filter_jit
+@quick_jit
 def _solve(solver, problem, x):
     check_functions(problem, x)
     return solver(problem, x)

@@ -14,6 +14,7 @@ from .._implicit import Evaluation
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import flatten
 from .._problem import AbstractProblem, Problem, representative
+from .._quick import quick_jit
 from .._status import Status
 from .base import (
     AbstractMethod,
@@ -226,7 +227,7 @@ def upper_step(method, state: AiPODState, step, num_steps):
     return reach * state.scales.length / positive(state.scales.slope)
 
 
-@eqx.filter_jit
+@quick_jit
 def first_state(
     method, problem: Problem, x, lower: LowerSolution, scales, *, on_free: bool
 ) -> AiPODState:

@@ -16,6 +16,7 @@ from .._lower.base import LowerSolution, all_finite, run_if
 from .._lower.choose import default_solver
 from .._lower.dense import flatten
 from .._problem import Problem
+from .._quick import quick_jit
 from .._status import Status, first_failure
 from .base import (
     AbstractMethod,
@@ -318,7 +319,7 @@ def _curvatures(problem: Problem, x, y):
     return 1.05 * high, jnp.maximum(low, 1e-6 * high)
 
 
-@eqx.filter_jit
+@quick_jit
 def _gamma_unit(problem: Problem, x, lower: LowerSolution, scales: Scales):
     """The size of `f` over that of `g`: of gradients, curvatures, and along `x`."""
     flat, y = flatten(problem, x)

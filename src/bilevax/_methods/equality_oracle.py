@@ -1,6 +1,5 @@
 """A hypergradient from two lower-level solves, for equality rows alone."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
@@ -8,6 +7,7 @@ from jaxtyping import Array, PyTree
 from .._lower.base import AbstractLowerSolver, LowerSolution
 from .._lower.choose import checked_solver
 from .._problem import Problem, check_functions
+from .._quick import quick_jit
 from .._status import raise_on_failure
 from .merged import merged
 from .penalty_oracle import (
@@ -67,7 +67,7 @@ def only_equalities(problem: Problem, name: str) -> str | None:
     )
 
 
-@eqx.filter_jit
+@quick_jit
 def _evaluate(problem, x, delta, solver, warm):
     check_functions(problem, x)
     return equality_evaluation(problem, x, delta, warm, solver)

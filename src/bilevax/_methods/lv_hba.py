@@ -15,6 +15,7 @@ from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import unit_rows
 from .._problem import Problem
+from .._quick import quick_jit
 from .._status import Status, first_failure
 from .base import (
     AbstractMethod,
@@ -268,7 +269,7 @@ def _num_rows(problem: Problem) -> int:
     return 0 if fixed else problem.constraints.num_rows
 
 
-@eqx.filter_jit
+@quick_jit
 def _measured(problem: Problem, x, y, scales: Scales, first_step, c0) -> Constants:
     """Constants for which every part of the iteration is stable.
 

@@ -16,6 +16,7 @@ from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite
 from .._lower.choose import check_warm, checked_solver
 from .._lower.dense import flatten
 from .._problem import Problem, check_functions, checked_point
+from .._quick import quick_jit
 from .._status import Status, first_failure, is_traced, raise_on_failure
 
 # The default weight of the penalty in natural units; its inverse is the relative bias.
@@ -87,7 +88,7 @@ def penalty_gradient(
     return evaluation
 
 
-@eqx.filter_jit
+@quick_jit
 def _evaluate(problem, x, weights, solver, warm):
     check_functions(problem, x)
     return penalty_evaluation(problem, x, weights, warm, solver)

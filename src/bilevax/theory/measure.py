@@ -12,6 +12,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from .._constraints import Box
 from .._problem import Problem, check_functions
+from .._quick import quick_jit
 from .constants import BaseConstants, check_non_negative
 from .rows import RowConstants, row_constants
 
@@ -160,7 +161,7 @@ def _flat_function(problem, like, which):
     return lambda z: problem.lower_value(*unravel(z))
 
 
-@eqx.filter_jit
+@quick_jit
 def _derivatives(problem, like, points, which):
     function = _flat_function(problem, like, which)
     direction = jnp.sin(1.0 + 1.7 * jnp.arange(points.shape[1])).astype(points.dtype)
@@ -172,7 +173,7 @@ def _derivatives(problem, like, points, which):
     return jax.vmap(at)(points)
 
 
-@eqx.filter_jit
+@quick_jit
 def _third_derivatives(problem, like, points):
     function = _flat_function(problem, like, 1)
     return jax.vmap(jax.jacfwd(jax.hessian(function)))(points)
