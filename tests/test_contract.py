@@ -4,6 +4,7 @@ One helper, compiled once for a method and a problem, runs a batch of four short
 twice the same, one with another key, one from a point that is not a number.
 """
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -92,7 +93,10 @@ def advance(problem, method, state, t, key):
     )
 
 
-@eqx.filter_jit
+# Compilation is nearly all of the time here, and numbers are not what is asked.
+@functools.partial(
+    eqx.filter_jit, compiler_options={"xla_backend_optimization_level": 0}
+)
 def short_runs(problem, method, xs, keys):
     """The iterates and records of one run per member."""
 
