@@ -3,7 +3,6 @@
 import ast
 import inspect
 import pathlib
-import re
 
 import numpy as np
 
@@ -63,29 +62,6 @@ def test_every_status_is_a_sentence_of_advice():
         if name != "successful":
             assert text.endswith("."), name
             assert len(text) > 80, name
-
-
-def test_the_readme_example_runs():
-    text = (REPOSITORY / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert blocks
-    assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 15
-    scope: dict = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), scope)
-    assert scope["e"].success
-    assert abs(scope["s"].value + 6) < 1e-6
-    statuses = [row["status"] for row in scope["comparison"].rows]
-    assert sorted(statuses) == ["finished"] * 10 + ["refused"] * 5
-
-
-def test_the_example_of_comparing_runs():
-    text = (REPOSITORY / "docs" / "compare.md").read_text()
-    scope: dict = {}
-    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(compile(block, "compare.md", "exec"), scope)
-    assert -6 - 1e-9 <= scope["best"] < -4
-    assert "[S]SIGD" in str(scope["comparison"])
 
 
 def test_the_demo_prints_its_table():

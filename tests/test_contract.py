@@ -4,7 +4,6 @@ One helper, compiled once for a method and a problem, runs a batch of four short
 twice the same, one with another key, one from a point that is not a number.
 """
 
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -94,9 +93,10 @@ def advance(problem, method, state, t, key):
 
 
 # Compilation is nearly all of the time here, and numbers are not what is asked.
-@functools.partial(
-    eqx.filter_jit, compiler_options={"xla_backend_optimization_level": 0}
-)
+UNOPTIMISED: Any = {"compiler_options": {"xla_backend_optimization_level": 0}}
+
+
+@eqx.filter_jit(**UNOPTIMISED)
 def short_runs(problem, method, xs, keys):
     """The iterates and records of one run per member."""
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.core
 import jax.numpy as jnp
 
 from ._room import make_room
+from ._status import is_traced
 
 # XLA's older emitters make a program of hundreds of small kernels in half of the time,
 # and the programs run as fast.
@@ -42,7 +42,7 @@ def quick_jit(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def call(*arguments, **named):
-        inside = _is_traced((arguments, named))
+        inside = _is_inside((arguments, named))
         if not inside and _traces.count > _traces.seen:
             _traces.seen = _traces.count
             make_room()
@@ -61,13 +61,12 @@ def _options() -> dict | None:
     return _OPTIONS
 
 
-def _is_traced(arguments) -> bool:
+def _is_inside(arguments) -> bool:
     """Whether this call is part of another program: JAX takes options only outside.
 
     Inside a `jit` even constants make tracers, whatever the arguments are.
     """
-    leaves = (*jax.tree.leaves(arguments), _constant())
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    return is_traced((arguments, _constant()))
 
 
 @jax.jit

@@ -95,9 +95,14 @@ def status_code(status: Any) -> int:
     return int(np.asarray(status._value))
 
 
-def status_name(status) -> str:
-    """The short name of a concrete scalar status."""
-    return _NAMES[status_code(status)]
+def status_name(status) -> Any:
+    """The short name of a concrete status; for a batch, a NumPy array of names."""
+    codes = np.asarray(status._value)
+    if codes.ndim == 0:
+        return _NAMES[int(codes)]
+    return np.array([_NAMES[code] for code in codes.ravel().tolist()]).reshape(
+        codes.shape
+    )
 
 
 def has_value(status) -> bool:

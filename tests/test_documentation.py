@@ -1,0 +1,93 @@
+"""What the README and the pages in docs/ show runs, and links lead somewhere."""
+
+import inspect
+import pathlib
+import re
+import runpy
+
+import jax
+import jax.monitoring
+import numpy as np
+import pytest
+
+import bilevax as bx
+
+REPOSITORY = pathlib.Path(bx.__file__).parent.parent.parent
+PAGES = [
+    str(path.relative_to(REPOSITORY))
+    for folder in (".", "docs", "benchmarks")
+    for path in sorted((REPOSITORY / folder).glob("*.md"))
+]
+
+
+def blocks(page: str) -> list[str]:
+    text = (REPOSITORY / page).read_text()
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def run(page: str) -> dict:
+    scope: dict = {}
+    for block in blocks(page):
+        exec(compile(block, page, "exec"), scope)
+    return scope
+
+
+def test_the_readme_example_runs():
+    first = blocks("README.md")[0]
+    assert len([line for line in first.splitlines() if line.strip()]) <= 15
+    scope = run("README.md")
+    assert scope["e"].success
+    assert abs(scope["s"].value + 6) < 1e-6
+    statuses = [row["status"] for row in scope["comparison"].rows]
+    assert sorted(statuses) == ["finished"] * 10 + ["refused"] * 5
+
+
+def test_the_example_of_comparing_runs():
+    scope = run("docs/compare.md")
+    assert -6 - 1e-9 <= scope["best"] < -4
+    assert "[S]SIGD" in str(scope["comparison"])
+
+
+def test_the_page_on_instances_compiles_once():
+    scope = run("docs/instances.md")
+    found = [float(s.value) for s in scope["solutions"]]
+    # A follower who values the roads at 4 pays 6 at best; these value them more.
+    assert all(value < -6 for value in found)
+    names = bx.status_name(scope["batch"].status).tolist()
+    assert names[:2] == ["infeasible"] * 2
+    assert set(names[3:]) <= {"successful", "kink"}
+    assert np.all(np.isfinite(scope["batch"].value[3:]))
+    compiled = []
+
+    def listener(event: str, duration_secs: float, **named):
+        compiled.append((event, named))
+
+    another = scope["tolls"](scope["values"][0] + 0.1, 1.9)
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        bx.solve(another, bx.DSBLO(), scope["start"], key=scope["key"])
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert not compiled
+
+
+def test_the_reference_is_made_from_the_code():
+    """Regenerate with `python docs/make_reference.py > docs/reference.md`."""
+    made = runpy.run_path(str(REPOSITORY / "docs" / "make_reference.py"))
+    assert (REPOSITORY / "docs" / "reference.md").read_text() == made["as_markdown"]()
+
+
+def test_the_reference_has_every_public_name():
+    text = (REPOSITORY / "docs" / "reference.md").read_text()
+    for name, value in vars(bx).items():
+        if not name.startswith("_") and not inspect.ismodule(value):
+            assert f"\n### bx.{name}\n" in text, name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    path = REPOSITORY / page
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target and not target.startswith("#"):
+            assert (path.parent / target.split("#")[0]).exists(), target
