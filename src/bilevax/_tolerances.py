@@ -16,6 +16,7 @@ class Tolerances(NamedTuple):
       active rows factor; iterative refinement removes its effect.
     - `dependent`: eigenvalues of the Gram matrix of unit rows below this are zero.
     - `definite`: pivots of the Hessian below this share of its diagonal are zero.
+    - `sure`: a share of the length of the problem by which an answer may be uncertain.
     - `safety`: factor between an error estimate and the margin we trust.
     """
 
@@ -26,6 +27,7 @@ class Tolerances(NamedTuple):
     regularise: float
     dependent: float
     definite: float
+    sure: float
     safety: float
 
 
@@ -40,5 +42,6 @@ def tolerances(dtype) -> Tolerances:
         regularise=64 * eps,
         dependent=8192 * eps,
         definite=16 * eps,
+        sure=1e-3,
         safety=16.0,
     )

@@ -26,11 +26,19 @@ from .dense import (
     blank_schur,
     factorise,
     flatten,
+    largest,
     schur,
     unit_rows,
 )
 from .flat import is_decided, is_loose, prepared_hessian
-from .newton import Sweep, begin, newton_pass, pass_on, without_decline
+from .newton import (
+    Sweep,
+    begin,
+    newton_pass,
+    pass_on,
+    stands_still,
+    without_decline,
+)
 from .safeguard import guarded_step
 
 
@@ -89,7 +97,7 @@ class ActiveSet(AbstractLowerSolver):
 
     def _run(self, problem, x, lower, rows, y, sweep, factor):
         progress = Progress(
-            mode=jnp.where(sweep.done & _solved(sweep), _OVER, _FAST),
+            mode=jnp.where(sweep.done & _solved(sweep, factor), _OVER, _FAST),
             sweep=sweep,
             start=(y, jnp.zeros_like(rows.rhs), rows.equality & rows.usable),
             restart=jnp.asarray(False),
@@ -146,7 +154,7 @@ class ActiveSet(AbstractLowerSolver):
         tol = tolerances(after.dtype)
         # A damped program has other rows until it stands still, and along an edge of a
         # flat `g` forces may be small and the way long.
-        damped = jnp.any(factor.lifted) | factor.softened
+        damped = factor.damped
         small = jnp.where(damped, tol.eps**0.5, tol.stale)
         model_holds = after <= small * before
         model_holds = run_if(
@@ -191,10 +199,10 @@ class ActiveSet(AbstractLowerSolver):
             new_rows = jnp.any(sweep.point.active != p.sweep.point.active)
             again = new_rows & jnp.isfinite(sweep.point.kkt)
             sweep = eqx.tree_at(lambda s: s.done, sweep, sweep.done & ~again)
-        sweep = without_decline(p.sweep, sweep)
+        sweep = without_decline(p.sweep, sweep, factor.damped)
         spent = sweep.done | (p.tries + 1 >= self.max_passes) | ~factor.definite
         # Without a definite Hessian a stationary point is not the answer.
-        failed = spent & ~(_solved(sweep) & factor.definite)
+        failed = spent & ~(_solved(sweep, factor) & factor.definite)
         # The safeguard trusts no `y` of the fast path, but tries its rows first.
         guess = (cold_y, sweep.point.multipliers, sweep.point.active)
         start = jax.tree.map(
@@ -245,8 +253,16 @@ def _damping(damping, full):
     return jnp.clip(jnp.where(full, 0.25, 4) * damping, 1e-6, 1)
 
 
-def _solved(sweep: Sweep):
-    return sweep.point.kkt <= tolerances(sweep.point.y.dtype).accept
+def _solved(sweep: Sweep, factor: Factor):
+    """Whether the residual is small, and hides nothing.
+
+    Next to stiff directions any force along a flat one looks small. There the pass must
+    have been a Newton step, on rows that are right to rounding, to a known place.
+    """
+    point, tol = sweep.point, tolerances(sweep.point.y.dtype)
+    error, length = largest(sweep.y_noise)[0], jnp.max(point.length, initial=0)
+    sure = sweep.describes & stands_still(sweep) & (error <= tol.sure * length)
+    return (point.kkt <= tol.accept) & (sure | ~factor.damped)
 
 
 @eqx.filter_jit
@@ -319,15 +335,14 @@ def _solution(
         rows, coupling, p.sweep, factor, p.infeasible, diagnose
     )
     p = eqx.tree_at(lambda p: p.infeasible, p, p.infeasible | split.empty)
-    unsolved = rows.empty | split.empty | ~_solved(p.sweep)
+    unsolved = rows.empty | split.empty | ~_solved(p.sweep, factor)
 
     def verdict(_):
         loose = is_loose(lower, rows, factor, point.y, split.active, split.weak)
         failure = _failure(rows, p, ~factor.definite | loose, x)
         return Status.where(unsolved | loose, failure, Status.successful)
 
-    lifted = jnp.any(factor.lifted) | factor.softened
-    status = run_if(unsolved | lifted, verdict, Status.successful)
+    status = run_if(unsolved | factor.damped, verdict, Status.successful)
     void = (status != Status.successful) & (status != Status.iteration_limit)
     nan = jnp.asarray(jnp.nan, point.y.dtype)
     slack = jnp.where(

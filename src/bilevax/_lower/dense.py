@@ -165,6 +165,11 @@ class Factor(eqx.Module):
     softened: Bool[Array, ""]
 
     @property
+    def damped(self) -> Bool[Array, ""]:
+        """Whether something was added to the Hessian."""
+        return jnp.any(self.lifted) | self.softened
+
+    @property
     def stiffness(self) -> Float[Array, ""]:
         return jnp.max(self.diagonal)
 

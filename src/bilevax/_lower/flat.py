@@ -48,7 +48,14 @@ def prepared_hessian(
     """
     hessian = lower.hessian(point.y)
     top = jnp.max(jnp.diagonal(hessian), initial=0)
-    share = hessian / jnp.where(top > 0, top, 1)
+    # What moves `y` by a length of the problem.
+    force, far = largest(point.gradient)[0], largest(point.y)[0]
+    length = far + jnp.max(rows.scale, initial=0)
+    unit = force / jnp.where(length > 0, length, 1)
+    unit = jnp.where(unit > 0, unit, jnp.where(top > 0, top, 1))
+    size = jnp.maximum(top, unit)
+    unit = damping * unit
+    share = hessian / size
     diagonal = jnp.diagonal(share)
     # A positive semidefinite matrix with a zero on its diagonal has a row of zeros.
     largest_entry = 1.001 * jnp.abs(diagonal[:, None] * diagonal)
@@ -59,13 +66,6 @@ def prepared_hessian(
     almost_none = jnp.where(guarded, eps, eps**2)
     # By size: rounding takes a flow below zero, where odd powers bend the other way.
     flat = sound & (jnp.abs(diagonal) <= jnp.where(held, _FAINT, almost_none))
-    # What moves `y` by a length of the problem.
-    force, far = largest(point.gradient)[0], largest(point.y)[0]
-    length = far + jnp.max(rows.scale, initial=0)
-    unit = force / jnp.where(length > 0, length, 1)
-    unit = jnp.where(unit > 0, unit, jnp.where(top > 0, top, 1))
-    size = jnp.maximum(top, unit)
-    unit = damping * unit
     little = jnp.where(guarded, 1, _LIFT) * size
     kept = hessian + jnp.diag(jnp.where(flat & held, little, 0))
     open_ended = flat & ~held

@@ -76,7 +76,7 @@ class Sweep(eqx.Module):
     """State of the Newton iteration; `rows_inverse` belongs to the rows in `point`.
 
     `y_noise` and `multiplier_noise` are what rounding and the remaining residual do to
-    the point.
+    the point. `describes` tells whether the factor is one of the Hessian there.
     """
 
     point: Point
@@ -84,6 +84,7 @@ class Sweep(eqx.Module):
     rows_inverse: Schur
     y_noise: Float[Array, " n"]
     multiplier_noise: Float[Array, " k"]
+    describes: Bool[Array, ""]
     stale: Bool[Array, ""]
     done: Bool[Array, ""]
     passes: Int[Array, ""]
@@ -111,6 +112,7 @@ def begin(lower: FlatLower, rows: Rows, rows_inverse, y, multipliers, active) ->
         rows_inverse=rows_inverse,
         y_noise=jnp.zeros_like(y),
         multiplier_noise=jnp.zeros_like(multipliers),
+        describes=jnp.asarray(False),
         stale=jnp.asarray(False),
         done=jnp.asarray(False),
         passes=jnp.asarray(0),
@@ -163,6 +165,7 @@ def pass_on(
         rows_inverse=rows_inverse,
         y_noise=y_noise + move,
         multiplier_noise=multiplier_noise + shift,
+        describes=describes,
         stale=~describes | (~exact & ~(after <= tol.stale * before)),
         done=(exact & describes) | ~jnp.isfinite(new.kkt),
         passes=s.passes + 1,
@@ -186,17 +189,25 @@ def rounding(factor: Factor, point: Point):
     return top, jnp.where(point.active, bottom, 0)
 
 
-def without_decline(old: Sweep, new: Sweep) -> Sweep:
-    """End where passes no longer improve an accepted point; keep the better one."""
+def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
+    """End where passes no longer improve an accepted point; keep the better one.
+
+    Not where they are `damped`: small steps may be all that is left of a long way.
+    """
     tol = tolerances(old.point.y.dtype)
-    still = jnp.all(new.next_active == new.point.active) | (old.passes > 3)
+    still = stands_still(new) | ((old.passes > 3) & ~jnp.asarray(damped))
     stalled = still & (new.point.kkt > 0.5 * old.point.kkt)
     best = jnp.minimum(old.point.kkt, new.point.kkt)
-    stalled = stalled & (best <= tol.accept)
+    stalled = stalled & (best <= tol.accept) & (new.describes | ~jnp.asarray(damped))
     same = jnp.all(old.point.active == new.point.active)
     keep = stalled & same & (old.point.kkt < new.point.kkt)
     point = jax.tree.map(lambda a, b: jnp.where(keep, a, b), old.point, new.point)
     return eqx.tree_at(lambda s: (s.point, s.done), new, (point, new.done | stalled))
+
+
+def stands_still(s: Sweep) -> Bool[Array, ""]:
+    """Whether the next pass would be on the same rows."""
+    return jnp.all(s.next_active == s.point.active)
 
 
 def _next_active(rows: Rows, point: Point, rounding) -> Bool[Array, " k"]:
