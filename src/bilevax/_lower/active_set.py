@@ -256,13 +256,18 @@ def _damping(damping, full):
 def _solved(sweep: Sweep, factor: Factor):
     """Whether the residual is small, and hides nothing.
 
-    Next to stiff directions any force along a flat one looks small. There the pass must
-    have been a Newton step, on rows that are right to rounding, to a known place.
+    Next to stiff directions any force along a soft one looks small. So the step that is
+    left must be no blatant one; where directions are flat the pass must have been a
+    Newton step as well, on rows that are right to rounding, to a known place.
     """
     point, tol = sweep.point, tolerances(sweep.point.y.dtype)
     error, length = largest(sweep.y_noise)[0], jnp.max(point.length, initial=0)
-    sure = sweep.describes & stands_still(sweep) & (error <= tol.sure * length)
-    return (point.kkt <= tol.accept) & (sure | ~factor.damped)
+    length = jnp.maximum(length, largest(point.y)[0])
+    known = error <= jnp.where(factor.damped, tol.sure, 1 / tol.sure) * length
+    newton = sweep.describes & stands_still(sweep)
+    # Where no force is left at all, nothing is hidden.
+    sure = (known & (newton | ~factor.damped)) | (point.kkt == 0)
+    return (point.kkt <= tol.accept) & sure
 
 
 @eqx.filter_jit

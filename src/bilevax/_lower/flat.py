@@ -63,7 +63,7 @@ def prepared_hessian(
     sound = jnp.all(share**2 <= largest_entry + eps**2, axis=1)
     held = jnp.any(single(rows) & active[:, None], axis=0)
     # Almost none, where nothing holds `y`: of its inverse no digit would be right.
-    almost_none = jnp.where(guarded, eps, eps**2)
+    almost_none = jnp.where(guarded, eps**0.5, eps**2)
     # By size: rounding takes a flow below zero, where odd powers bend the other way.
     flat = sound & (jnp.abs(diagonal) <= jnp.where(held, _FAINT, almost_none))
     little = jnp.where(guarded, 1, _LIFT) * size
