@@ -107,6 +107,24 @@ def test_empty_sets_have_a_status():
             assert np.isnan(e.value)
 
 
+def test_coordinates_without_curvature_need_a_bound():
+    n = 150
+    box = bx.Box(-np.ones(n), np.ones(n))
+    pinned = bx.Box(box.lower, box.upper.at[75:].set(-1))
+    upper = lambda x, y: y[0] + jnp.sum(jnp.sin(2 * jnp.pi * y[75:]) ** 2)
+    undecided = lambda x, y: 0.5 * jnp.sum((y[:75] - x[0]) ** 2)
+    pushed = lambda x, y: undecided(x, y) + jnp.sum(y[75:])
+    solver, x = bx.ProjectedGradient(), np.array([0.3])
+    at = lambda lower, rows: bx.hypergradient(
+        bx.Problem(upper, lower, rows), x, solver=solver, throw=False
+    )
+    assert bx.status_name(at(undecided, box).status) == "not_strongly_convex"
+    for e in (at(pushed, box), at(undecided, pinned)):
+        assert e.success
+        np.testing.assert_allclose(e.value, 0.3)
+        np.testing.assert_allclose(e.grad, 1)
+
+
 def test_projection_onto_simplices_is_nearest():
     simplices = SETS["simplices"]
     y = jnp.asarray(RNG.normal(size=8))

@@ -261,8 +261,8 @@ def _solved(sweep: Sweep, factor: Factor):
     Newton step as well, on rows that are right to rounding, to a known place.
     """
     point, tol = sweep.point, tolerances(sweep.point.y.dtype)
-    error, length = largest(sweep.y_noise)[0], jnp.max(point.length, initial=0)
-    length = jnp.maximum(length, largest(point.y)[0])
+    error, far = largest(sweep.y_noise, point.y)
+    length = jnp.maximum(far, jnp.max(point.length, initial=0))
     known = error <= jnp.where(factor.damped, tol.sure, 1 / tol.sure) * length
     newton = sweep.describes & stands_still(sweep)
     # Where no force is left at all, nothing is hidden.

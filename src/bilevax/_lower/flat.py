@@ -50,12 +50,14 @@ def prepared_hessian(
     top = jnp.max(jnp.diagonal(hessian), initial=0)
     # What moves `y` by a length of the problem.
     force, far = largest(point.gradient)[0], largest(point.y)[0]
-    length = far + jnp.max(rows.scale, initial=0)
+    longest = jnp.max(rows.scale, initial=0)
+    length = far + longest
     unit = force / jnp.where(length > 0, length, 1)
     unit = jnp.where(unit > 0, unit, jnp.where(top > 0, top, 1))
     size = jnp.maximum(top, unit)
     unit = damping * unit
-    share = hessian / size
+    # Where no row has a length, forces cannot tell what curvature is faint.
+    share = hessian / jnp.where((longest > 0) | (top == 0), size, top)
     diagonal = jnp.diagonal(share)
     # A positive semidefinite matrix with a zero on its diagonal has a row of zeros.
     largest_entry = 1.001 * jnp.abs(diagonal[:, None] * diagonal)
