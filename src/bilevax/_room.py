@@ -1,7 +1,7 @@
 """Room for compiled programs.
 
-Every program on a CPU takes hundreds of memory mappings, and Linux ends a process that
-asks for more than it may have (65 530 by default), without a word. Twenty or thirty
+Every program on a CPU takes hundreds of memory mappings, and a process that asks Linux
+for more than it may have (65 530 by default) is aborted by the compiler. Some fifty
 different problems in one notebook get there.
 """
 
