@@ -1,4 +1,4 @@
-"""Adversarial training on CIFAR-10: every method under the same schedule.
+"""Adversarial training on CIFAR: every method under the same schedule.
 
     python -m benchmarks.adversarial --data cifar10.npz --plan final --out ROWS.jsonl
 
@@ -20,6 +20,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from bilevax.adversarial.cifar_files import CIFARS
 from bilevax.adversarial.images import Images, load_images, split
 from bilevax.adversarial.settings import Settings
 from bilevax.adversarial.training import score, train
@@ -42,12 +43,15 @@ def claimed(folder: Path | None, identity: str) -> bool:
     return False
 
 
-def identity(settings: Settings, held_out: int) -> str:
-    return json.dumps(settings.as_row() | dict(held_out=held_out), sort_keys=True)
+def identity(settings: Settings, held_out: int, dataset: str) -> str:
+    whole = settings.as_row() | dict(held_out=held_out, dataset=dataset)
+    return json.dumps(whole, sort_keys=True)
 
 
 def identity_of(row: dict) -> str:
-    return identity(Settings(**row["settings"]), row["held_out"])
+    # Older rows are of CIFAR-10 and do not say so.
+    dataset = row.get("dataset", "cifar10")
+    return identity(Settings(**row["settings"]), row["held_out"], dataset)
 
 
 def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
@@ -61,10 +65,11 @@ def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
     scores = {
         which: score(model, images, settings, **how[which])
         for which, model in models.items()
-        if model is not None
+        if model is not None and which in how
     }
     seconds = [row["seconds"] for row in trained.rows]
     return dict(
+        dataset=images.name,
         settings=settings.as_row(),
         held_out=held_out,
         stopped=trained.stopped,
@@ -84,6 +89,7 @@ def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", type=Path, help="print these rows, run nothing")
+    parser.add_argument("--dataset", default="cifar10", choices=CIFARS)
     parser.add_argument("--data", help="an npz file, or a folder")
     parser.add_argument("--plan", nargs="+", default=[], choices=PLANS)
     parser.add_argument("--methods", nargs="+", choices=TUNED, help="of the plan")
@@ -104,7 +110,7 @@ def main():
     began = time.perf_counter()
     rows = options.out.read_text().splitlines() if options.out.exists() else []
     done = {identity_of(json.loads(row)) for row in rows}
-    whole = load_images("cifar10", options.data)
+    whole = load_images(options.dataset, options.data)
     for name in options.plan:
         held_out = held_out_by(name)
         images = split(whole, held_out) if held_out else whole
@@ -114,7 +120,7 @@ def main():
             if options.methods and settings.method not in options.methods:
                 continue
             late = time.perf_counter() - began > 60 * options.minutes
-            this = identity(settings, held_out)
+            this = identity(settings, held_out, options.dataset)
             if late or this in done or claimed(options.claims, this):
                 continue
             row = run(settings, images, name, options.sharing)

@@ -22,6 +22,20 @@ PAPER = {
     ("ssigd", 16): {2e-5: (71.35, 32.73), 6e-5: (73.72, 29.19), 8e-5: (73.14, 29.88)},
     ("ds-blo", 16): {1e-5: (71.49, 32.29), 5e-5: (70.32, 33.99), 1e-4: (70.85, 33.13)},
 }
+# The same for CIFAR-100.
+PAPER_100 = {
+    ("at", 8): {None: (53.79, 27.39)},
+    ("trades", 8): {None: (53.27, 28.49)},
+    ("pigd", 8): {None: (53.77, 28.19)},
+    ("ssigd", 8): {2e-5: (53.79, 27.98), 6e-5: (53.47, 28.13), 8e-5: (54.34, 27.99)},
+    ("ds-blo", 8): {1e-5: (53.84, 28.29), 5e-5: (53.79, 28.83), 1e-4: (53.94, 28.15)},
+    ("at", 16): {None: (42.12, 15.33)},
+    ("trades", 16): {None: (42.33, 16.68)},
+    ("pigd", 16): {None: (41.12, 16.66)},
+    ("ssigd", 16): {2e-5: (44.14, 15.63), 6e-5: (46.69, 13.32), 8e-5: (47.05, 13.72)},
+    ("ds-blo", 16): {1e-5: (42.32, 15.32), 5e-5: (42.08, 15.46), 1e-4: (42.25, 14.93)},
+}
+REPORTED = {"cifar10": PAPER, "cifar100": PAPER_100}
 
 
 def brief(row: dict) -> str:
@@ -53,10 +67,10 @@ def weight(settings: dict) -> str:
     return "tied" if settings["tied"] else f"{settings['implicit_weight']:g}"
 
 
-def in_paper(settings: dict) -> str:
+def in_paper(settings: dict, dataset: str) -> str:
     """What the paper reports at this radius, or at the variance nearest to this one."""
     radius = round(255 * settings["epsilon"])
-    reported = PAPER.get((settings["method"], radius))
+    reported = REPORTED[dataset].get((settings["method"], radius))
     if reported is None:
         return "–"
     if None in reported:
@@ -136,7 +150,9 @@ def table(rows: list[dict]) -> str:
                 f"{100 * scores[kind]:.2f}" if kind in scores else "–"
                 for kind in ("clean", "pgd", "ensemble")
             ]
-        cells.append("–" if row["held_out"] else in_paper(s))
+        cells.append(
+            "–" if row["held_out"] else in_paper(s, row.get("dataset", "cifar10"))
+        )
         # Of a run that shared the device: comparable to nothing, but what it took.
         shared = "" if row.get("sharing", 1) == 1 else " (shared)"
         cells.append(f"{row['seconds_per_epoch']:.2f}{shared}")
