@@ -9,7 +9,7 @@ import inspect
 import textwrap
 
 import bilevax as bx
-from bilevax import adversarial, theory
+from bilevax import adversarial, extend, theory
 from bilevax._methods.base import AbstractMethod
 
 GROUPS = {
@@ -44,7 +44,8 @@ GROUPS = {
 HEAD = """# Reference
 
 Every public name with its arguments, made from the code by `docs/make_reference.py`.
-What to use when is in the [README](../README.md).
+What to use when is in the [README](../README.md). Methods are in `bx.methods` too,
+where there is nothing else.
 """
 
 
@@ -132,9 +133,11 @@ def as_markdown() -> str:
     for title, names in GROUPS.items():
         parts.append(f"## {title}")
         parts += [entry("bx.", name, getattr(bx, name)) for name in names]
-    for module, prefix in ((theory, "bx.theory."), (adversarial, "")):
+    modules = ((extend, "bx.extend."), (theory, "bx.theory."), (adversarial, ""))
+    for module, prefix in modules:
         parts.append(f"## `{module.__name__}`\n\n{inspect.getdoc(module)}")
-        parts += [entry(prefix, name, getattr(module, name)) for name in public(module)]
+        names = [name for name in public(module) if not hasattr(bx, name)]
+        parts += [entry(prefix, name, getattr(module, name)) for name in names]
     return "\n\n".join(parts) + "\n"
 
 

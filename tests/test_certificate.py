@@ -65,7 +65,7 @@ def test_the_moreau_measure():
 
 
 def test_a_radius_must_be_positive():
-    with pytest.raises(ValueError, match="delta_bar"):
+    with pytest.raises(ValueError, match="radius"):
         bx.certify(kink(), jnp.array([0.0]), 0.0, key=jr.key(0))
 
 

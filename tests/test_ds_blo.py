@@ -39,9 +39,11 @@ class ScaledLower(eqx.Module):
 
 
 def kink(x_unit=1.0, f_unit=1.0, g_unit=1.0):
+    # Of one type, whole numbers too: other units are then no other program.
+    x, f, g = (jnp.asarray(unit, float) for unit in (x_unit, f_unit, g_unit))
     return bx.Problem(
-        ScaledUpper(jnp.asarray(x_unit), jnp.asarray(f_unit)),
-        ScaledLower(jnp.asarray(x_unit), jnp.asarray(g_unit)),
+        ScaledUpper(x, f),
+        ScaledLower(x, g),
         bx.Polyhedron(A=[[1.0]], b=[0.0]),
     )
 
@@ -241,7 +243,9 @@ def test_a_random_iterate_can_be_returned():
 
 def test_tuning_uses_common_random_numbers():
     grid = (1e-3, 5e-2)
-    found = bx.tune(kink(), jnp.array([2.0]), key=jr.key(0), grid=grid, num_steps=100)
+    found = bx.tune(
+        kink(), None, jnp.array([2.0]), key=jr.key(0), grid=grid, num_steps=100
+    )
     assert found.grid == grid
     assert isinstance(found.method, bx.DSBLO)
     assert float(found.method.first_step) == grid[int(np.argmin(found.values))]
@@ -251,4 +255,4 @@ def test_tuning_uses_common_random_numbers():
     )  # fmt: skip
     np.testing.assert_allclose(again.value, min(found.values), rtol=1e-12)
     with pytest.raises(ValueError, match="gamma1"):
-        bx.tune(kink(), jnp.array([2.0]), key=jr.key(0), parameter="gamma1")
+        bx.tune(kink(), None, jnp.array([2.0]), key=jr.key(0), parameter="gamma1")

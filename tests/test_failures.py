@@ -53,7 +53,16 @@ def test_each_trouble_has_its_status(name):
     assert bool(np.all(np.isnan(e.grad))) == lost
 
 
-@pytest.mark.parametrize("name", [n for n in TROUBLE if n != "successful"])
+@pytest.mark.parametrize("name", ["successful", "kink"])
+def test_a_kink_is_an_answer(name):
+    e = bx.hypergradient(*TROUBLE[name])
+    assert e.success
+    assert bool(e.message) == (name == "kink")
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in TROUBLE if n not in ("successful", "kink")]
+)
 def test_throw_raises_the_advice(name):
     with pytest.raises(bx.BilevelError) as info:
         bx.hypergradient(*TROUBLE[name])

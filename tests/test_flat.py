@@ -1,5 +1,6 @@
 """Lower levels without curvature along coordinates that bounds hold."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,29 +12,50 @@ import bilevax as bx
 DEMAND = 10.0
 
 
+class Delay(eqx.Module):
+    """Costs `t (1 + 0.15 (v / c)^power)` per road, and the toll `x`."""
+
+    free: jax.Array
+    capacity: jax.Array
+    power: int = eqx.field(static=True)
+
+    def __call__(self, x, y):
+        congested = 0.15 * y * (y / self.capacity) ** self.power / (self.power + 1)
+        return jnp.sum((self.free + x) * y + self.free * congested)
+
+
+def income(x, y):
+    return -jnp.sum(x * y)
+
+
 def roads(seed, power=4, count=6):
-    """Flows on parallel roads with costs `t (1 + 0.15 (v / c)^power)`, and a toll."""
+    """Flows on parallel roads."""
     rng = np.random.default_rng(seed)
     free, capacity = rng.uniform(1, 3, count), rng.uniform(2, 6, count)
-
-    def delay(x, y):
-        congested = 0.15 * y * (y / capacity) ** power / (power + 1)
-        return jnp.sum((free + x) * y + free * congested)
-
+    delay = Delay(jnp.asarray(free), jnp.asarray(capacity), power)
     rows = bx.Polyhedron(
         A=-np.eye(count), b=np.zeros(count), A_eq=np.ones((1, count)), b_eq=[DEMAND]
     )
-    problem = bx.Problem(lambda x, y: -jnp.sum(x * y), delay, rows)
+    problem = bx.Problem(income, delay, rows)
     return problem, jnp.asarray(rng.uniform(0, 2, count))
+
+
+@eqx.filter_jit
+def cost_slope(problem, x, y):
+    return jax.grad(problem.lower, argnums=1)(x, y)
+
+
+@eqx.filter_jit
+def value_at(problem, x):
+    return bx.hypergradient(problem, x, throw=False).value
 
 
 def reference(problem, x):
     """Flows by a general solver, from a point inside."""
-    slope = jax.jit(jax.grad(lambda y: problem.lower(x, y)))
     found = minimize(
         lambda y: float(problem.lower(x, y)),
         np.full(x.size, DEMAND / x.size),
-        jac=lambda y: np.asarray(slope(y)),
+        jac=lambda y: np.asarray(cost_slope(problem, x, y)),
         method="SLSQP",
         bounds=Bounds(0, np.inf),
         constraints=[dict(type="eq", fun=lambda y: y.sum() - DEMAND)],
@@ -53,8 +75,7 @@ def test_roads_that_nobody_takes_are_no_obstacle(seed, power):
     assert np.sum(flows < 1e-12) >= 1
     assert float(e.lower.kkt_residual) < 1e-9
 
-    value = jax.jit(lambda x: bx.hypergradient(problem, x, throw=False).value)
-    h = 1e-5
+    value, h = lambda x: value_at(problem, x), 1e-5
     slope = [(value(x + h * d) - value(x - h * d)) / (2 * h) for d in np.eye(x.size)]
     np.testing.assert_allclose(e.grad, slope, atol=1e-6)
 

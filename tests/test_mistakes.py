@@ -134,7 +134,7 @@ def test_a_solver_refuses_what_it_cannot_handle():
 )
 def test_choice_of_solver_and_adjoint(evaluate, choice, words):
     # Large enough for the default to be a solver without factor.
-    problem = bx.Problem(f, g, bx.Box(-np.ones(150), np.ones(150)))
+    problem = bx.Problem(f, g, bx.Box(-np.ones(600), np.ones(600)))
     with pytest.raises(ValueError, match=".") as info:
         evaluate(problem, np.ones(4), **choice)
     for word in words:

@@ -363,6 +363,7 @@ def test_float64_is_refused_where_jax_has_switched_it_off():
         narrow("small", dtype="float64", classes=3)
 
 
+@pytest.mark.optimised
 def test_the_small_network_learns_digits():
     digits = load_images("digits")
     model = build(

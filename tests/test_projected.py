@@ -151,3 +151,25 @@ def test_the_million_never_forms_a_matrix():
     )
     assert f"{n},{n}" not in text
     assert f"{2 * n},{n}" not in text
+
+
+def test_a_box_of_moderate_size_is_solved_exactly_by_default():
+    # The dual of a support vector machine: a kernel matrix, bounds, hardly any margin.
+    rng = np.random.default_rng(0)
+    points, label = rng.normal(size=(120, 3)), np.sign(rng.normal(size=120))
+    distance = np.sum((points[:, None] - points) ** 2, axis=2)
+    kernel = jnp.asarray(label[:, None] * label * np.exp(-distance / 4))
+    problem = bx.Problem(
+        lambda x, y: jnp.sum(y),
+        lambda x, y: 0.5 * y @ kernel @ y + 5e-7 * y @ y - jnp.exp(x[0]) * jnp.sum(y),
+        bx.Box(jnp.zeros(120), 3 * jnp.ones(120)),
+    )
+    e = bx.hypergradient(problem, jnp.zeros(1))
+    y = np.asarray(e.lower.y)
+    force = np.asarray(kernel @ e.lower.y + 1e-6 * e.lower.y - 1)
+    low, high = np.split(np.asarray(e.lower.active | e.lower.weak), 2)
+    np.testing.assert_allclose(y[low], 0, atol=1e-12)
+    np.testing.assert_allclose(y[high], 3, rtol=1e-12)
+    assert np.all(np.abs(force[~low & ~high]) < 1e-9)
+    assert np.all(force[low] > -1e-9)
+    assert np.all(force[high] < 1e-9)

@@ -55,7 +55,7 @@ def test_where_nobody_counts_nothing_is_forgotten(counted, gone):
 def test_a_new_problem_makes_room_and_the_old_one_still_solves(counted, monkeypatch):
     rooms = []
     make_room = lambda: rooms.append(_room.make_room())
-    monkeypatch.setattr("bilevax._quick.make_room", make_room)
+    monkeypatch.setattr("bilevax._implicit.make_room", make_room)
     problem, x = a_problem(0.5), jnp.array([0.2, 3.0])
     before = bx.hypergradient(problem, x)
     bx.hypergradient(problem, x)

@@ -70,11 +70,19 @@ def test_projections_are_nearest_points():
     np.testing.assert_allclose(slope, [0.5, -0.5], atol=zoo.EXACT)
 
 
-def market(target=-3.0):
-    """The lower level is empty for x < 1 and for x > 5; F falls towards `target`."""
+def leftwards(x, y):
+    return (x[0] + 3) ** 2 + y[0]
+
+
+def near_one(x, y):
+    return 0.5 * (y[0] - 1) ** 2
+
+
+def market():
+    """The lower level is empty for x < 1 and for x > 5; F falls towards -3."""
     return bx.Problem(
-        lambda x, y: (x[0] - target) ** 2 + y[0],
-        lambda x, y: 0.5 * (y[0] - 1) ** 2,
+        leftwards,
+        near_one,
         bx.Polyhedron(
             A=[[1.0], [-1.0], [1.0]], B=[[-1.0], [0.0], [1.0]], b=[-1.0, 0.0, 5.0]
         ),
@@ -83,8 +91,9 @@ def market(target=-3.0):
 
 def test_an_empty_lower_level_is_left_again():
     # y <= x - 1, y >= 0, y <= 5 - x: at the edge x = 1 only y = 0 is left.
+    problem = market()
     for x0 in (4.0, -20.0, 9.0):
-        s = bx.solve(market(), bx.DSBLO(), jnp.array([x0]), key=jr.key(0))
+        s = bx.solve(problem, bx.DSBLO(), jnp.array([x0]), key=jr.key(0))
         assert s.success
         np.testing.assert_allclose(s.x, [1.0], atol=1e-6)
         np.testing.assert_allclose(s.value, 16.0, rtol=1e-6)
@@ -259,16 +268,18 @@ def test_the_first_step_which_stays_does_not_end_a_run(tolls):
     assert steps == list(range(1, 301))
 
 
+POLE = bx.Problem(
+    lambda x, y: x[0] + (x[1] - 3) ** 2 + y[0] ** 2,
+    lambda x, y: y[0] ** 2 / (2 * x[0]),
+    bx.Box(np.zeros(1), np.ones(1)),
+    domain=bx.Box(np.zeros(2), np.full(2, 5.0)),
+)
+
+
 @pytest.mark.parametrize("x0", [(4.0, 0.5), (0.0, 1.0)])
 def test_a_bound_on_which_f_is_undefined_stops_nothing(x0):
     # The infimum 0 is approached as the first entry falls to 0, where g has a pole.
-    problem = bx.Problem(
-        lambda x, y: x[0] + (x[1] - 3) ** 2 + y[0] ** 2,
-        lambda x, y: y[0] ** 2 / (2 * x[0]),
-        bx.Box(np.zeros(1), np.ones(1)),
-        domain=bx.Box(np.zeros(2), np.full(2, 5.0)),
-    )
-    s = bx.solve(problem, bx.DSBLO(), np.array(x0), key=jr.key(0))
+    s = bx.solve(POLE, bx.DSBLO(), np.array(x0), key=jr.key(0))
     assert s.success
     assert 0 < s.value < 1e-6
     np.testing.assert_allclose(s.x, [0, 3], atol=1e-6)

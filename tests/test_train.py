@@ -20,6 +20,8 @@ from bilevax.adversarial.settings import METHODS
 from bilevax.adversarial.start import drawn
 from bilevax.adversarial.training import initial_model, score, train
 
+pytestmark = pytest.mark.optimised
+
 SETTINGS = Settings(
     model="small",
     epsilon=0.15,

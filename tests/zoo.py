@@ -44,6 +44,25 @@ def quadratic_problem(data: dict) -> bx.Problem:
     )
 
 
+# Formulas have names here: a problem that is made again is then the same program.
+
+
+def answer(x, y):
+    return jnp.sum(y)
+
+
+def inner_kink(x, y):
+    return jnp.sum(x**2 / 4 + x / 2 - y)
+
+
+def outer_kink(x, y):
+    return jnp.sum(x**2 / 4 - x / 2 + y)
+
+
+def still(x, y):
+    return 0.5 * jnp.sum(y**2)
+
+
 class Clipped(eqx.Module):
     """The follower `y*(x) = min(x, 0)` of the kink tables, in one dimension."""
 
@@ -54,25 +73,19 @@ class Clipped(eqx.Module):
 def clipped(copies: int = 1) -> bx.Problem:
     """`y <= 0`, written `copies` times."""
     rows = bx.Polyhedron(A=np.ones((copies, 1)), b=np.zeros(copies))
-    return bx.Problem(lambda x, y: jnp.sum(y), Clipped(), rows)
+    return bx.Problem(answer, Clipped(), rows)
 
 
 def t1() -> bx.Problem:
     """The analytic kink: F = x^2/4 + |x|/2, minimised at 0."""
-    return bx.Problem(
-        lambda x, y: jnp.sum(x**2 / 4 + x / 2 - y),
-        Clipped(),
-        bx.Polyhedron(A=np.ones((1, 1)), b=np.zeros(1)),
-    )
+    rows = bx.Polyhedron(A=np.ones((1, 1)), b=np.zeros(1))
+    return bx.Problem(inner_kink, Clipped(), rows)
 
 
 def t1b() -> bx.Problem:
     """The same F with a coupled row: y >= x."""
-    return bx.Problem(
-        lambda x, y: jnp.sum(x**2 / 4 - x / 2 + y),
-        lambda x, y: 0.5 * jnp.sum(y**2),
-        bx.Polyhedron(A=-np.ones((1, 1)), B=np.ones((1, 1)), b=np.zeros(1)),
-    )
+    rows = bx.Polyhedron(A=-np.ones((1, 1)), B=np.ones((1, 1)), b=np.zeros(1))
+    return bx.Problem(outer_kink, still, rows)
 
 
 class T2Upper(eqx.Module):

@@ -1,6 +1,6 @@
 """Constrained bilevel optimisation in JAX."""
 
-from . import theory as theory
+from . import extend as extend, methods as methods, theory as theory
 from ._adjoint import (
     ConjugateGradient as ConjugateGradient,
     Danskin as Danskin,

@@ -11,6 +11,7 @@ serves the gradient (adjoint) and the tangent alike.
 """
 
 import abc
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,36 +19,44 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
+from ._constraints import AbstractConstraints
+from ._control import in_stages, loop, run_unless, stage
 from ._free import free_solve, free_subspace
-from ._lower.base import LowerSolution, run_if
+from ._lower.base import LowerSolution
 from ._lower.dense import FlatLower, flatten, kkt_solve, largest, ratio
 from ._problem import Problem
 from ._status import is_traced
 from ._tolerances import tolerances
 
 
-class KKTSystem(eqx.Module):
+class KKTSystem(NamedTuple):
     """The KKT matrix at one point, as products."""
 
-    problem: Problem
+    constraints: AbstractConstraints
     lower: FlatLower
     y: Float[Array, " n"]
     active: Bool[Array, " k"]
 
     def __call__(self, v, w):
         """The product; rows off the active set are the identity, up to sign."""
-        constraints = self.problem.constraints
-        top = self.lower.hessian_product(self.y, v)
+        top, pulled, pushed = self.products(v, w)
         if w.size == 0:
             return top, w
-        top = top + constraints.pull(jnp.where(self.active, w, 0))
-        return top, jnp.where(self.active, constraints.push(v), -w)
+        return top + pulled, jnp.where(self.active, pushed, -w)
+
+    def products(self, v, w):
+        """`H v`, `A_S^T w` and `A v`."""
+        bent = self.lower.hessian_product(self.y, v)
+        if w.size == 0:
+            return bent, jnp.zeros_like(bent), w
+        held = self.constraints.pull(jnp.where(self.active, w, 0))
+        return bent, held, self.constraints.push(v)
 
 
 def kkt_system(problem: Problem, x, y, active) -> KKTSystem:
     """The KKT matrix of `problem` at `(x, y)` with the given active rows."""
     lower, _ = flatten(problem, x)
-    return KKTSystem(problem, lower, ravel_pytree(y)[0], active)
+    return KKTSystem(problem.constraints, lower, ravel_pytree(y)[0], active)
 
 
 class AbstractAdjoint(eqx.Module):
@@ -66,66 +75,28 @@ class DenseAdjoint(AbstractAdjoint):
     max_steps: int = 12
 
     def solve(self, system, solution, top, bottom):
-        factor, norm = solution.factor.hessian, solution.factor.norm
-        rows_inverse, active = solution.factor.rows_inverse, system.active
-        constraints = system.problem.constraints
-        tol = tolerances(top.dtype)
-        # In unit rows, like the factor.
-        bottom = jnp.where(active, bottom / norm, 0)
+        factor, active = solution.factor, solution.active
+        side, v, w = _solved(factor, active, top, bottom)
 
         def attempt(v, w) -> Attempt:
-            curved = system.lower.hessian_product(system.y, v)
-            pull, ahead = top - curved, bottom
-            held = jnp.zeros_like(curved)
-            if w.size:
-                held = constraints.pull(jnp.where(active, w / norm, 0))
-                pull = pull - held
-                pushed = constraints.push(v) / norm
-                ahead = jnp.where(active, bottom - pushed, 0)
-            wrong, *sizes = largest(pull, curved, held, top)
-            force = sizes[0] + sizes[1] + sizes[2]
-            relative = noise = ratio(wrong, force)
-            if w.size:
-                gap, reach = largest(ahead)[0], force / factor.stiffness
-                length = jnp.linalg.norm(v) + jnp.sqrt(tol.eps) * reach
-                relative = jnp.maximum(relative, ratio(gap, length))
-                noise = jnp.maximum(noise, ratio(gap, reach))
-            return Attempt(v, w, pull, ahead, force, relative, noise)
+            return _attempted(factor, active, side, v, w, _products(system, v, w))
 
-        def refine(carry):
-            old, steps, _ = carry
-            dv, dw = kkt_solve(factor, rows_inverse, old.pull, old.ahead)
-            new = attempt(old.v + dv, old.w + dw)
-            # At a vertex `v` vanishes, and only the second measure can still fall.
-            halved = (new.relative <= 0.5 * old.relative) | (
-                new.noise <= 0.5 * old.noise
-            )
-            kept = jax.tree.map(lambda a, b: jnp.where(halved, a, b), new, old)
-            return kept, steps + 1, (new.relative <= tol.rounding) | ~halved
+        def refine(best: Attempt) -> Attempt:
+            return _kept(best, attempt(*_improved(factor, active, best)))
 
-        first = attempt(*kkt_solve(factor, rows_inverse, top, bottom))
+        first = attempt(v, w)
         # Dependent rows leave an error that one refinement at least must remove.
-        done = (first.relative <= tol.rounding) & rows_inverse.exact
-        best, _, _ = jax.lax.while_loop(
-            lambda c: ~c[2] & (c[1] < self.max_steps), refine, (first, 1, done)
-        )
-
-        def explained(_):
-            # What rounding alone does to `H v`, through the diagonal of `H`.
-            spread = jnp.sqrt(factor.diagonal)
-            effect = tol.rounding * jnp.max(spread) * (spread @ jnp.abs(best.v))
-            return best.relative <= tol.accept + ratio(effect, best.force)
-
-        fine = (best.relative <= tol.accept) | (best.noise <= tol.rounding)
-        fine = run_if(~fine, explained, fine)
-        return best.v, jnp.where(active, best.w / norm, 0), fine
+        first = first._replace(going=_or_not(first.going, factor.rows_inverse.exact))
+        best = loop(lambda a: a.going, refine, first, limit=self.max_steps - 1)
+        best = run_unless(best.fine, lambda a: _explained(factor, a), best)
+        return best.v, best.w, best.fine
 
 
-class Attempt(eqx.Module):
+class Attempt(NamedTuple):
     """A solution of the KKT system, what it misses, and how much that is.
 
     `relative` compares rows with the length of `v`, `noise` with what the forces could
-    move.
+    move. All in unit rows and in the units of the columns, like the factor.
     """
 
     v: Float[Array, " n"]
@@ -135,6 +106,74 @@ class Attempt(eqx.Module):
     force: Float[Array, ""]
     relative: Float[Array, ""]
     noise: Float[Array, ""]
+    going: Bool[Array, ""]
+    fine: Bool[Array, ""]
+
+
+@stage
+def _solved(factor, active, top, bottom):
+    """The right side in the units of the factor, and the solution in natural ones."""
+    top, bottom = factor.columns * top, jnp.where(active, bottom / factor.norm, 0)
+    v, w = kkt_solve(factor.hessian, factor.rows_inverse, top, bottom)
+    return (top, bottom), factor.columns * v, jnp.where(active, w / factor.norm, 0)
+
+
+@stage
+def _improved(factor, active, best: Attempt):
+    dv, dw = kkt_solve(factor.hessian, factor.rows_inverse, best.pull, best.ahead)
+    dw = jnp.where(active, dw / factor.norm, 0)
+    return best.v + factor.columns * dv, best.w + dw
+
+
+@stage
+def _products(system: KKTSystem, v, w):
+    return system.products(v, w)
+
+
+@stage
+def _attempted(factor, active, side, v, w, products) -> Attempt:
+    (top, bottom), (bent, held, pushed) = side, products
+    columns, stiffness = factor.columns, factor.hessian.stiffness
+    tol = tolerances(top.dtype)
+    curved, held = columns * bent, columns * held
+    pull = top - curved - held
+    ahead = jnp.where(active, bottom - pushed / factor.norm, 0)
+    wrong, *sizes = largest(pull, curved, held, top)
+    force = sizes[0] + sizes[1] + sizes[2]
+    relative = noise = ratio(wrong, force)
+    if w.size:
+        gap, reach = largest(ahead)[0], force / stiffness
+        length = jnp.linalg.norm(v / columns) + jnp.sqrt(tol.eps) * reach
+        relative = jnp.maximum(relative, ratio(gap, length))
+        noise = jnp.maximum(noise, ratio(gap, reach))
+    going = ~(relative <= tol.rounding)
+    fine = (relative <= tol.accept) | (noise <= tol.rounding)
+    return Attempt(v, w, pull, ahead, force, relative, noise, going, fine)
+
+
+def _or_not(one, other):
+    """`one | ~other`, in stages as Python's truth values."""
+    return bool(one) or not bool(other) if in_stages() else one | ~other
+
+
+@stage
+def _kept(old: Attempt, new: Attempt) -> Attempt:
+    """The better of two, which is refined further as long as errors are halved."""
+    # At a vertex `v` vanishes, and only the second measure can still fall.
+    halved = (new.relative <= 0.5 * old.relative) | (new.noise <= 0.5 * old.noise)
+    kept = jax.tree.map(lambda a, b: jnp.where(halved, a, b), new, old)
+    return kept._replace(going=new.going & halved)
+
+
+@stage
+def _explained(factor, best: Attempt) -> Attempt:
+    """What rounding alone does to `H v`, through the diagonal of `H`."""
+    tol, diagonal = tolerances(best.v.dtype), factor.hessian.diagonal
+    spread = jnp.sqrt(diagonal)
+    v = best.v / factor.columns
+    effect = tol.rounding * jnp.max(spread) * (spread @ jnp.abs(v))
+    limit = tol.accept + ratio(effect, best.force)
+    return best._replace(fine=best.relative <= limit)
 
 
 class ConjugateGradient(AbstractAdjoint):
@@ -203,7 +242,7 @@ class ScaledIdentity(AbstractAdjoint):
             )
 
     def solve(self, system, solution, top, bottom):
-        constraints, active = system.problem.constraints, system.active
+        constraints, active = system.constraints, system.active
         free = free_subspace(constraints, active, top.size, top.dtype)
         shift = free.lift(bottom) if bottom.size else jnp.zeros_like(top)
         weight = self.weight.astype(top.dtype)
@@ -239,7 +278,7 @@ def largest_curvature(operator, like, steps: int = 30):
 
 def _reduce(system: KKTSystem, top, bottom):
     """Meet the rows with the shortest step; what is left lives on the free subspace."""
-    free = free_subspace(system.problem.constraints, system.active, top.size, top.dtype)
+    free = free_subspace(system.constraints, system.active, top.size, top.dtype)
     shift = free.lift(bottom) if bottom.size else jnp.zeros_like(top)
     rest = free.project(top - system.lower.hessian_product(system.y, shift))
     return free, shift, rest
@@ -252,4 +291,7 @@ def _recover(system: KKTSystem, free, top, v):
 
 def default_adjoint(solution: LowerSolution) -> AbstractAdjoint:
     """Dense where the solver left a factor, conjugate gradients elsewhere."""
-    return ConjugateGradient() if solution.factor is None else DenseAdjoint()
+    return ConjugateGradient() if solution.factor is None else _DENSE
+
+
+_DENSE = DenseAdjoint()

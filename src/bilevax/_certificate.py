@@ -6,6 +6,7 @@ random points give a smaller hull, hence an upper bound. With a domain, its norm
 at `x` is added to the hull.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,8 +18,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray, PyTree
 
+from ._arguments import check_number, checked_key
 from ._feasible import onto_domain
-from ._implicit import hypergradient
+from ._implicit import hypergradient, staged
+from ._lower.choose import checked_solver
 from ._perturbation import AbstractPerturbation
 from ._polish import polish
 from ._problem import Problem, checked_point
@@ -65,26 +68,30 @@ class Certificate:
 def certify(
     problem: Problem,
     x: PyTree,
-    delta_bar: float,
+    radius: float | None = None,
     *,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | int,
     num_samples: int | None = None,
     perturbation: AbstractPerturbation | None = None,
     num_tilts: int = 32,
+    delta_bar: float | None = None,
 ) -> Certificate:
     """Bound the distance of zero to the Goldstein subdifferential of `F` at `x`.
+
+    `radius` is that of the ball around `x`; the paper's `delta_bar`, by which name it
+    can still be given for one version.
 
     With a `perturbation`, of the perturbed objective `E_q F_q`: the combination of
     points is chosen on `num_tilts` tilts and its norm estimated on as many fresh ones,
     because a hull over noisy gradients would fit the noise.
     """
+    radius = _checked_radius(radius, delta_bar)
+    key = checked_key(key)
     x = checked_point(problem, x)
-    if not delta_bar > 0:
-        raise ValueError(f"`delta_bar` must be a positive radius; got {delta_bar!r}.")
     flat, _ = ravel_pytree(x)
     count = max(_BATCH, 10 * flat.size) if num_samples is None else num_samples
     ball_key, choose_key, fresh_key = jr.split(key, 3)
-    points = _ball(problem, x, delta_bar, count, ball_key)
+    points = _ball(problem, x, radius, count, ball_key)
     if perturbation is None:
         gradients, errors, fine = _gradients(problem, x, points, None, key, 1)
     else:
@@ -117,7 +124,7 @@ def certify(
         errors = np.concatenate([errors, more])
     return Certificate(
         measure=float(measure),
-        radius=float(delta_bar),
+        radius=float(radius),
         samples=int(fine.sum()),
         undefined=int((~fine).sum()),
         path=path,
@@ -125,6 +132,20 @@ def certify(
         interval=interval,
         weights=weights,
     )
+
+
+def _checked_radius(radius, delta_bar) -> float:
+    if delta_bar is not None:
+        if radius is not None:
+            raise ValueError("`delta_bar` is the former name of `radius`; give one.")
+        warnings.warn(
+            "`delta_bar` of `certify` is now called `radius`.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        radius = delta_bar
+    check_number(radius, "radius", "a positive radius", np.nextafter(0, 1))
+    return float(radius)
 
 
 def moreau(problem: Problem, x: PyTree, smoothing: float) -> float:
@@ -174,6 +195,11 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts):
     flat, unravel = ravel_pytree(x)
     num_tilts = 1 if law is None else num_tilts
     jobs = [(i, r) for i in range(len(points)) for r in range(num_tilts)]
+    # A few points one after the other, with what was compiled for the first; many as
+    # a batch.
+    solver = checked_solver(problem, None, False)
+    usual = staged(problem, x, solver, problem.adjoint)
+    in_turn = usual and len(jobs) <= _BATCH
     gradients = np.zeros((len(points), num_tilts, flat.size))
     fine = np.ones((len(points), num_tilts), bool)
     errors = np.zeros((len(points), num_tilts))
@@ -185,7 +211,14 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts):
             jnp.asarray([i * num_tilts + r for i, r in full])
         )
         at = jnp.asarray(points[[i for i, _ in full]])
-        grads, usable, error = _batch(problem, at, keys, law, e.lower, unravel)
+        if in_turn:
+            found = [
+                _one(problem, *job, law, e.lower, unravel)
+                for job in zip(at, keys, strict=True)
+            ]
+            grads, usable, error = map(np.stack, zip(*found, strict=True))
+        else:
+            grads, usable, error = _batch(problem, at, keys, law, e.lower, unravel)
         index = tuple(np.array(part).T)
         gradients[index] = np.asarray(grads)[: len(part)]
         fine[index] = np.asarray(usable)[: len(part)]
@@ -194,18 +227,20 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts):
     return gradients, np.where(fine, errors, 0), counts
 
 
+def _one(problem, point, key, law, warm, unravel):
+    here = problem
+    if law is not None:
+        here = problem.perturbed(law.sample(problem.y0, key=key))
+    e = hypergradient(here, unravel(point), warm=warm, quality=True, throw=False)
+    grad = ravel_pytree(e.grad)[0]
+    usable = e.lower.success & jnp.all(jnp.isfinite(grad))
+    assert e.quality is not None
+    return grad, usable, e.quality.bias
+
+
 @quick_jit
 def _batch(problem, points, keys, law, warm, unravel):
-    def one(point, key):
-        here = problem
-        if law is not None:
-            here = problem.perturbed(law.sample(problem.y0, key=key))
-        e = hypergradient(here, unravel(point), warm=warm, quality=True, throw=False)
-        grad = ravel_pytree(e.grad)[0]
-        usable = e.lower.success & jnp.all(jnp.isfinite(grad))
-        assert e.quality is not None
-        return grad, usable, e.quality.bias
-
+    one = lambda point, key: _one(problem, point, key, law, warm, unravel)
     return jax.vmap(one)(points, keys)
 
 

@@ -5,12 +5,12 @@ that whoever reads it sees a whole file or the one before.
 """
 
 import contextlib
-import hashlib
 import io
 import json
 import os
+import platform
 import zipfile
-import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from ._digest import digest
+
 FORMAT = "bilevax-checkpoint-2"
-# What NumPy and its archives raise for files that are not what they should be.
-_UNREADABLE = (
-    OSError, ValueError, KeyError, EOFError, TypeError, NotImplementedError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+REMEDY = "It was left alone; delete it, or name another file, to start afresh."
 
 
 class CheckpointError(ValueError):
@@ -37,20 +35,63 @@ def save(path: str | os.PathLike, arrays: dict[str, np.ndarray], meta: dict) -> 
     """
     if jax.process_index() != 0:
         return
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"format": FORMAT, **meta}, sort_keys=True)
-    # By name, not by `tempfile`, whose files nobody else may read.
-    name = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(name, "wb") as file:
-            np.savez(file, allow_pickle=False, meta=np.array(text), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
+    with _writing(Path(path)) as (file, name):
+        np.savez(file, allow_pickle=False, meta=np.array(text), **arrays)
+        file.flush()
+        os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
-        name.unlink(missing_ok=True)
-        raise
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raise a `CheckpointError` where `save` could not write, before a run begins."""
+    if jax.process_index() != 0:
+        return
+    if Path(path).is_dir():
+        raise CheckpointError(f"{path} is a folder; name a file for the checkpoint.")
+    with _writing(Path(path)):
+        pass
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[tuple[Any, Path]]:
+    """A new file beside `path` and its name; it is gone afterwards, if not renamed."""
+    # By name, not by `tempfile`, whose files nobody else may read.
+    name = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _forget_killed(path)
+        with open(name, "wb") as file:
+            yield file, name
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written ({error.strerror or error}). A file that was "
+            "there is as it was; free space, mend permissions or name another file."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            name.unlink(missing_ok=True)
+
+
+def _forget_killed(path: Path) -> None:
+    """Remove what processes of this machine left that were killed while they wrote."""
+    start = f"{path.name}.{platform.node()}."
+    for entry in os.listdir(path.parent):
+        number = entry.removeprefix(start).removesuffix(".tmp")
+        if entry == f"{start}{number}.tmp" and number.isdigit():
+            if not _is_alive(int(number)):
+                with contextlib.suppress(OSError):
+                    path.with_name(entry).unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's, or no way to know
+        return True
+    return True
 
 
 def load(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
@@ -58,32 +99,52 @@ def load(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     try:
         # In memory first: a damaged archive would leave the file open.
         content = io.BytesIO(Path(path).read_bytes())
+        with zipfile.ZipFile(content) as archive:
+            # Sums first: the header of a damaged array may ask for all memory.
+            damaged = archive.testzip()
+            if damaged is not None:
+                raise ValueError(f"the part {damaged!r} is not what was written")
+        content.seek(0)
         with np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
+        strangers = [n for n, a in arrays.items() if not isinstance(a, np.ndarray)]
+        if strangers:
+            raise ValueError(f"the part {strangers[0]!r} is no array")
         meta = json.loads(str(arrays.pop("meta")))
-    except _UNREADABLE as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+        if not isinstance(meta, dict):
+            raise ValueError("its description is not one")
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # of a dozen kinds, by what is damaged
         raise CheckpointError(
-            f"{path} is damaged or not a checkpoint of bilevax ({error}). It was left "
-            "alone; delete it, or name another file, to start afresh."
+            f"{path} is damaged or not a checkpoint of bilevax ({error}). {REMEDY}"
         ) from error
     if meta.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not a checkpoint of this version of bilevax (format "
-            f"{meta.get('format')!r}, expected {FORMAT!r}). It was left alone."
+            f"{meta.get('format')!r}, expected {FORMAT!r}). {REMEDY}"
         )
     return arrays, meta
+
+
+def check_kinds(path, meta: dict, kinds: dict[str, Any]) -> None:
+    """Raise unless each entry of the description is there and of its kind."""
+    for name, kind in kinds.items():
+        if name not in meta or not isinstance(meta[name], kind):
+            found = repr(meta[name]) if name in meta else "nothing"
+            raise CheckpointError(f"{path} is damaged: its {name} is {found}. {REMEDY}")
 
 
 def check_same(path, found: dict, expected: dict) -> None:
     """Raise unless the file belongs to the run that is asked for."""
     for name, want in expected.items():
-        if found.get(name) != want:
+        if name not in found or found[name] != want:
             # A digest of data and functions tells a reader nothing.
-            cause = "its functions or data are others"
-            if name != "problem":
-                cause = f"its {name} is {found.get(name)!r}, this run has {want!r}"
+            digests = dict(
+                problem="its functions or data are others", x0="it began at another x0"
+            )
+            other = f"its {name} is {found.get(name)!r}, this run has {want!r}"
+            cause = digests.get(name, other)
             raise CheckpointError(
                 f"{path} belongs to another run: {cause}. It was left alone; name "
                 "another file or repeat the call that wrote it."
@@ -92,33 +153,12 @@ def check_same(path, found: dict, expected: dict) -> None:
 
 def label(module: Any) -> str:
     """The kind of a module, with a digest of all its numbers and choices."""
-    choices = hashlib.sha256(repr(module).encode()).hexdigest()[:8]
-    return f"{type(module).__name__} {fingerprint(module)}{choices}"
+    return f"{type(module).__name__} {fingerprint(module)}"
 
 
 def fingerprint(tree: Any) -> str:
-    """A digest of all arrays; functions count by name and by what they close over."""
-    digest = hashlib.sha256()
-    _digest(tree, digest, set())
-    return digest.hexdigest()[:16]
-
-
-def _digest(tree: Any, digest, seen: set[int]) -> None:
-    for leaf in jax.tree.leaves(tree):
-        if eqx.is_array(leaf) or isinstance(leaf, np.ndarray | float | int | bool):
-            array = np.asarray(_plain(leaf))
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(array.tobytes())
-            continue
-        digest.update(getattr(leaf, "__qualname__", type(leaf).__name__).encode())
-        if isinstance(leaf, str):
-            digest.update(leaf.encode())
-        if id(leaf) not in seen:
-            seen.add(id(leaf))
-            for cell in getattr(leaf, "__closure__", None) or ():
-                # A name that was not bound yet leaves its cell empty.
-                with contextlib.suppress(ValueError):
-                    _digest(cell.cell_contents, digest, seen)
+    """A digest of all arrays, choices and functions."""
+    return digest(tree)
 
 
 def flatten(tree: Any, prefix: str) -> dict[str, np.ndarray]:
@@ -130,17 +170,25 @@ def flatten(tree: Any, prefix: str) -> dict[str, np.ndarray]:
     return {f"{prefix}{i}": _whole(_plain(leaf)) for i, leaf in enumerate(leaves)}
 
 
-def unflatten(arrays: dict[str, np.ndarray], prefix: str, like: Any) -> Any:
-    """The tree shaped like `like` with the stored leaves."""
+def unflatten(
+    arrays: dict[str, np.ndarray], prefix: str, like: Any, path: Any = "the checkpoint"
+) -> Any:
+    """The tree shaped like `like` with the stored leaves; `path` is for complaints."""
     dynamic, static = eqx.partition(like, eqx.is_array)
     leaves, structure = jax.tree.flatten(dynamic)
     new = []
     for i, leaf in enumerate(leaves):
         stored = arrays.get(f"{prefix}{i}")
-        if stored is None or stored.shape != np.shape(_plain(leaf)):
+        want = _plain(leaf)
+        # Numbers may have another precision, but kinds do not change.
+        if (
+            stored is None
+            or stored.shape != want.shape
+            or stored.dtype.kind != want.dtype.kind
+        ):
             raise CheckpointError(
-                "the checkpoint holds arrays of other shapes than this run needs; it "
-                "belongs to another problem or method."
+                f"{path} holds arrays of other shapes or kinds than this run needs: it "
+                f"is damaged or belongs to another problem or method. {REMEDY}"
             )
         new.append(_restored(stored, leaf))
     return eqx.combine(structure.unflatten(new), static)

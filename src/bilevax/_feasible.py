@@ -14,8 +14,9 @@ from jaxtyping import Array, Float, PyTree
 
 from ._adjoint import DenseAdjoint, kkt_system
 from ._constraints import Box, Polyhedron
+from ._control import run_if
 from ._lower.active_set import ActiveSet, blank_solution
-from ._lower.base import LowerSolution, run_if
+from ._lower.base import LowerSolution
 from ._lower.dense import unit_rows
 from ._lower.interior_point import InteriorPoint
 from ._problem import Problem

@@ -1,15 +1,19 @@
 """What a run leaves behind: one row per step, one per look at the true `F`."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
+from ._checkpoint import REMEDY, CheckpointError
 from ._methods.base import WORK, Record
 
 # The columns with one entry per look.
 _LOOKS = ("evaluated_at", "value", "seconds", "working")
+# The columns with one entry per step that every method fills.
+_COLUMNS = tuple(f.name for f in fields(Record) if f.name != "aux")
 
 
 @dataclass
@@ -71,14 +75,29 @@ def to_arrays(history: History) -> dict[str, np.ndarray]:
     return columns | {f"history_{name}": getattr(history, name) for name in _LOOKS}
 
 
-def from_arrays(arrays: dict[str, np.ndarray]) -> History:
-    """The inverse of `to_arrays`."""
+def checked_history(path: Any, arrays: dict[str, np.ndarray], step: int) -> History:
+    """The inverse of `to_arrays`, after `step` steps, or a `CheckpointError`."""
     steps = {
         name.removeprefix("step_"): column
         for name, column in arrays.items()
         if name.startswith("step_")
     }
-    return History(steps, **{name: arrays[f"history_{name}"] for name in _LOOKS})
+    looks = {name: arrays.get(f"history_{name}", np.zeros((0, 0))) for name in _LOOKS}
+    shapes = {column.shape for column in looks.values()}
+    at = looks["evaluated_at"]
+    fine = (
+        set(_COLUMNS) <= set(steps)
+        and {column.shape for column in steps.values()} == {(step,)}
+        and all(c.dtype.kind in "biuf" for c in (*steps.values(), *looks.values()))
+        and len(shapes) == at.ndim == 1
+        and at.size > 0
+        and at[-1] == step
+    )
+    if not fine:
+        raise CheckpointError(
+            f"{path} is damaged: its history is not that of {step} steps. {REMEDY}"
+        )
+    return History(steps, **looks)
 
 
 def scalars(aux: Any) -> dict:
@@ -90,6 +109,13 @@ def scalars(aux: Any) -> dict:
         for name, entry in aux.items()
         if isinstance(entry, jax.Array) and entry.ndim == 0
     }
+
+
+def with_scalars(record: Record) -> Record:
+    """`record` with what is kept of its auxiliary output."""
+    return eqx.tree_at(
+        lambda r: r.aux, record, scalars(record.aux), is_leaf=lambda leaf: leaf is None
+    )
 
 
 def blank_records(shapes: Record, length: int):

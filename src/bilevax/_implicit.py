@@ -1,6 +1,7 @@
 """The hypergradient: `F(x)` and its gradient, with the trust they deserve."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,6 +17,7 @@ from ._adjoint import (
     default_adjoint,
     kkt_system,
 )
+from ._control import in_stages, packed, stage, stage_by_stage, usual_way
 from ._lower.active_set import ActiveSet, blank_solution
 from ._lower.base import (
     AbstractLowerSolver,
@@ -24,10 +26,26 @@ from ._lower.base import (
     strongly_typed,
 )
 from ._lower.choose import check_choice, check_warm, checked_solver
-from ._problem import Problem, check_functions, checked_point
+from ._lower.dense import FlatLower, Unravel
+from ._problem import (
+    AbstractLocalLower,
+    Problem,
+    bare,
+    check_functions,
+    checked_point,
+)
 from ._quality import Quality, quality_of
-from ._quick import quick_jit
-from ._status import Status, first_failure, message, raise_on_failure
+from ._quick import in_program, quick_jit
+from ._room import make_room
+from ._status import (
+    Status,
+    as_status,
+    code_of,
+    have_values,
+    is_traced,
+    message,
+    raise_on_failure,
+)
 
 
 class Evaluation(eqx.Module):
@@ -60,11 +78,12 @@ class Evaluation(eqx.Module):
 
     @property
     def success(self) -> Bool[Array, ""]:
-        return self.status == Status.successful
+        """Whether `value` is right: at a kink, too, where `grad` is of one side."""
+        return have_values(self.status)
 
     @property
     def message(self) -> str:
-        """What went wrong and what to do about it; empty on success."""
+        """What is wrong or special here and what to do about it; else empty."""
         return message(self.status)
 
 
@@ -84,7 +103,7 @@ def hypergradient(
     `lower` of a nearby evaluation. `quality=True` adds the condition of the KKT system
     and a bound on the bias of the gradient, at the price of further solves. A failure
     raises a `BilevelError` with its cause and remedy, unless `throw=False` or the call
-    is traced; then `status` tells.
+    is traced; then `status` tells. A kink is no failure, nor are dependent rows.
     """
     if not isinstance(problem, Problem):
         raise ValueError(
@@ -96,50 +115,149 @@ def hypergradient(
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
     solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
     check_warm(problem, warm)
-    if warm is None and isinstance(solver, ActiveSet):
-        warm = blank_solution(problem)
-    evaluation = _evaluate(problem, x, solver, adjoint, warm, quality)
+    if staged(problem, x, solver, adjoint, warm):
+        with stage_by_stage():
+            evaluation = evaluate(problem, x, solver, adjoint, warm, quality)
+    else:
+        if warm is None and isinstance(solver, ActiveSet):
+            warm = blank_solution(problem)
+        evaluation = _as_program(problem, x, solver, adjoint, warm, quality)
     if throw:
         raise_on_failure(evaluation, "The hypergradient")
     return evaluation
 
 
+def staged(problem: Problem, x, solver, adjoint, warm=None) -> bool:
+    """Whether an evaluation runs stage by stage: the usual kind, on plain arrays.
+
+    Decided once per call. Attacks of training are programs, and so is everything on
+    devices other than the CPU, where every look at a truth value would wait.
+    """
+    if in_stages():
+        return True
+    usual = isinstance(solver, ActiveSet) and isinstance(adjoint, _STAGED)
+    if not usual or isinstance(problem.lower, AbstractLocalLower):
+        return False
+    return not in_program() and _is_plain((problem, x, warm))
+
+
+_SOLVER = ActiveSet()
+_STAGED = DenseAdjoint | type(None)
+
+
+def _is_plain(tree) -> bool:
+    """Whether all arrays are concrete and on one CPU."""
+    for leaf in jax.tree.leaves(tree):
+        if is_traced(leaf):
+            return False
+        if isinstance(leaf, jax.Array):
+            devices = leaf.devices()
+            if len(devices) > 1 or next(iter(devices)).platform != "cpu":
+                return False
+    return True
+
+
 @quick_jit
-def _evaluate(problem, x, solver, adjoint, warm, quality) -> Evaluation:
+def _as_program(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     check_functions(problem, x)
+    return strongly_typed(evaluate(problem, x, solver, adjoint, warm, quality))
+
+
+def evaluate(
+    problem: Problem, x, solver, adjoint, warm, quality: bool = False
+) -> Evaluation:
+    """`F` and its gradient at `x`, with nothing checked and nothing raised."""
     problem = problem.localised(x)
+    whole = packed((bare(problem), solver))
+    if in_stages():
+        _check_once(whole, problem, x)
     lower = solver(problem, x, warm)
     if adjoint is None:
         adjoint = default_adjoint(lower)
+    found = implicit_gradient(problem, x, lower, adjoint, whole)
+    states = (lower.status._value, lower.shared_dependence, lower.weak)
+    code, value, grad = _judged(states, found)
+    measured = None
+    if quality:
+        measured = _quality(packed((bare(problem), adjoint)), x, lower, grad)
+    return Evaluation(value, found.aux, grad, lower, as_status(code), measured)
+
+
+def exact(problem: Problem) -> Callable[..., Evaluation]:
+    """`(x, warm) -> Evaluation`; in stages nothing is checked again."""
+    if not in_stages():
+        return lambda x, warm: hypergradient(problem, x, warm=warm, throw=False)
+    solver = checked_solver(problem, None, False)
+    whole = packed((bare(problem), solver, problem.adjoint))
+
+    def usually(x, warm):
+        e, unusual = _usually(whole, x, warm)
+        if unusual:
+            e = evaluate(problem, x, solver, problem.adjoint, warm)
+        return e
+
+    return usually
+
+
+@stage
+def _usually(whole, x, warm):
+    problem, solver, adjoint = whole
+    return usual_way(lambda: evaluate(problem, x, solver, adjoint, warm))
+
+
+def _check_once(whole, problem: Problem, x) -> None:
+    """`check_functions` where these functions meet these shapes for the first time."""
+    leaves, structure = jax.tree.flatten(x)
+    key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    if key not in whole.form.seen:
+        make_room()
+        check_functions(problem, x)
+        whole.form.seen.add(key)
+
+
+@stage
+def _quality(whole, x, lower: LowerSolution, grad) -> Quality:
+    problem, adjoint = whole
     system = kkt_system(problem, x, lower.y, lower.active)
-    value, aux, grad, fine = implicit_gradient(system, x, lower, adjoint)
-    sane = all_finite((value, grad)) & solver.inside(problem, x, lower)
-    status = first_failure(
-        lower.status,
-        Status.where(lower.shared_dependence, Status.successful, Status.dependent_rows),
-        Status.where(jnp.any(lower.weak), Status.kink, Status.successful),
-        Status.where(sane, Status.successful, Status.non_finite),
-        Status.where(fine, Status.successful, Status.adjoint_limit),
-    )
-    nan_where = ~lower.success
-    value, grad = jax.tree.map(
-        lambda leaf: jnp.where(nan_where, jnp.nan, leaf), (value, grad)
-    )
-    evaluation = Evaluation(
-        value=value,
-        aux=aux,
-        grad=grad,
-        lower=lower,
-        status=status,
-        quality=quality_of(system, x, lower, adjoint, grad) if quality else None,
-    )
-    return strongly_typed(evaluation)
+    return quality_of(problem, system, x, lower, adjoint, grad)
+
+
+@stage
+def _judged(states, found: "Implicit"):
+    """The status; NaN where the lower level has no answer."""
+    (code, shared, weak), value, grad = states, found.value, found.grad
+    sane = all_finite((value, grad)) & found.inside
+    answered = code == code_of(Status.successful)
+    # What is not finite is no kink, and the first line that fails is the status.
+    for holds, kind in (
+        (sane, Status.non_finite),
+        (shared, Status.dependent_rows),
+        (~jnp.any(weak), Status.kink),
+        (found.fine, Status.adjoint_limit),
+    ):
+        so_far = code == code_of(Status.successful)
+        code = jnp.where(so_far & ~holds, code_of(kind), code)
+    or_nan = lambda leaf: jnp.where(answered, leaf, jnp.nan)
+    return code, or_nan(value), jax.tree.map(or_nan, grad)
+
+
+class Implicit(NamedTuple):
+    """`f`, its auxiliary output, the gradient of `F`, and how far to trust it.
+
+    `fine` is about the adjoint solve, `inside` about `y`: whether `g` is defined there.
+    """
+
+    value: Float[Array, ""]
+    aux: Any
+    grad: PyTree[Array]
+    fine: Bool[Array, ""]
+    inside: Bool[Array, ""]
 
 
 def implicit_gradient(
-    system: KKTSystem, x, lower: LowerSolution, adjoint: AbstractAdjoint
-):
-    """`f`, its auxiliary output, the gradient of `F`, and whether the solve is fine.
+    problem: Problem, x, lower: LowerSolution, adjoint: AbstractAdjoint, whole=None
+) -> Implicit:
+    """The gradient of `F` by the implicit function theorem.
 
     With `A` the active rows, solve
 
@@ -147,20 +265,46 @@ def implicit_gradient(
         [A   0 ] [w] = [   0    ]
 
     and subtract from `grad_x f` the `x`-gradient of `<grad_y g, v> + <w, B x>`.
+    `whole` is the problem, ready for stages.
     """
-    problem = system.problem
-    y = system.lower.unravel(system.y)
+    whole = packed((bare(problem), _SOLVER)) if whole is None else whole
     if isinstance(adjoint, Danskin):
-        (value, aux), grad = jax.value_and_grad(problem.upper_value, has_aux=True)(x, y)
-        return value, aux, grad, jnp.asarray(True)
-    (value, aux), (f_x, f_y) = jax.value_and_grad(
-        problem.upper_value, argnums=(0, 1), has_aux=True
-    )(x, y)
-    top, unravel = ravel_pytree(f_y)
-    v, w, fine = adjoint.solve(
-        system, lower, top.astype(system.y.dtype), jnp.zeros_like(lower.multipliers)
-    )
-    v = unravel(v.astype(top.dtype))
+        value = problem.upper_value
+        (value, aux), grad = jax.value_and_grad(value, has_aux=True)(x, lower.y)
+        inside = whole[1].inside(problem, x, lower)
+        return Implicit(value, aux, grad, jnp.asarray(True), inside)
+    upper = _upper(whole, x, lower.y, lower.multipliers)
+    flat = FlatLower(problem.lower, x, Unravel.like(problem.y0))
+    system = packed(KKTSystem(problem.constraints, flat, upper.y, lower.active))
+    v, w, fine = adjoint.solve(system, lower, upper.top, upper.bottom)
+    grad, inside = _pulled_back(whole, x, lower, upper.f_x, v, w)
+    return Implicit(upper.value, upper.aux, grad, fine, inside)
+
+
+class _Upper(NamedTuple):
+    value: Float[Array, ""]
+    aux: Any
+    f_x: PyTree[Array]
+    y: Float[Array, " n"]
+    top: Float[Array, " n"]
+    bottom: Float[Array, " k"]
+
+
+@stage
+def _upper(whole, x, y, multipliers) -> _Upper:
+    """`f` with its gradients, the one in `y` flat."""
+    problem, _ = whole
+    value = jax.value_and_grad(problem.upper_value, argnums=(0, 1), has_aux=True)
+    (value, aux), (f_x, f_y) = value(x, y)
+    flat = ravel_pytree(y)[0]
+    top = ravel_pytree(f_y)[0].astype(flat.dtype)
+    return _Upper(value, aux, f_x, flat, top, jnp.zeros_like(multipliers))
+
+
+@stage
+def _pulled_back(whole, x, lower, f_x, v, w):
+    (problem, solver), y = whole, lower.y
+    v = Unravel.like(y)(v)
 
     def cross(x):
         # Reverse over forward: the derivative of `g` along `v`, then its x-gradient.
@@ -168,4 +312,4 @@ def implicit_gradient(
         return along + problem.constraints.coupling(x, w)
 
     grad = jax.tree.map(jnp.subtract, f_x, jax.grad(cross)(x))
-    return value, aux, grad, fine
+    return grad, solver.inside(problem, x, lower)

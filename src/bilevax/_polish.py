@@ -10,7 +10,8 @@ through the nearest allowed point, since `F` may be undefined beyond. Written he
 because optax and optimistix stop at the first kink.
 """
 
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,12 +20,15 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._constraints import Box, Polyhedron
+from ._control import in_stages, loop, packed, run_if, stage, stage_by_stage
 from ._feasible import Nearest, excess, moves, nearest
-from ._implicit import hypergradient
-from ._lower.base import LowerSolution, run_if
+from ._implicit import exact, staged
+from ._lower.base import LowerSolution
+from ._lower.choose import checked_solver
+from ._lower.dense import Unravel
 from ._problem import Problem
 from ._quick import quick_jit
-from ._status import Status
+from ._status import Status, status_code
 from ._tolerances import tolerances
 
 # Searches in a row that may fail before the descent ends.
@@ -47,7 +51,7 @@ class Polish(eqx.Module):
     undefined: Int[Array, ""]
 
 
-class _Point(eqx.Module):
+class _Point(NamedTuple):
     """`x`, the allowed point it stands for, `F` there, and how far `x` is outside.
 
     `slope` and `push` are the gradients of `value` and `distance`.
@@ -68,7 +72,7 @@ class _Point(eqx.Module):
         return self.slope + weight * self.push
 
 
-class _Search(eqx.Module):
+class _Search(NamedTuple):
     """A line search inside a BFGS iteration; one evaluation a trip."""
 
     base: _Point
@@ -89,133 +93,36 @@ class _Search(eqx.Module):
     undefined: Int[Array, ""]
     stalls: Int[Array, ""]
     raises: Int[Array, ""]
-    done: Bool[Array, ""]
+    going: Bool[Array, ""]
 
 
-@quick_jit
 def polish(
     problem: Problem,
     x: PyTree[Array],
     lower: LowerSolution,
     length: Float[Array, ""],
-    max_evaluations: Any = 2000,
+    max_evaluations: int = 2000,
 ) -> Polish:
     """Descend from `x`, with first steps of about `length`, until nothing improves.
 
     `lower` is the lower-level solution at `x`.
     """
-    flat, unravel = ravel_pytree(x)
-    tol = tolerances(flat.dtype)
-    d = flat.size
-    eye = jnp.eye(d, dtype=flat.dtype)
-    zero, flat0 = jnp.zeros((), flat.dtype), jnp.zeros_like(flat)
-    blank = _Point(flat, flat, zero + jnp.inf, zero, flat0, flat0, lower)
-    start = _Search(
-        base=blank,
-        trial=blank,
-        inverse=eye,
-        shortest=flat0,
-        reach=length,
-        direction=flat0,
-        low=jnp.zeros((), flat.dtype),
-        high=jnp.asarray(jnp.inf, flat.dtype),
-        length=jnp.zeros((), flat.dtype),
-        tries=jnp.asarray(0),
-        weight=jnp.zeros((), flat.dtype),
-        fresh=jnp.asarray(True),
-        steps=jnp.asarray(0),
-        evaluations=jnp.asarray(0),
-        empty=jnp.asarray(0),
-        undefined=jnp.asarray(0),
-        stalls=jnp.asarray(0),
-        raises=jnp.asarray(0),
-        done=jnp.asarray(False),
-    )
+    solver = checked_solver(problem, None, False)
+    if staged(problem, x, solver, problem.adjoint, lower):
+        with stage_by_stage():
+            return _polish(problem, x, lower, length, max_evaluations)
+    return _as_program(problem, x, lower, length, max_evaluations)
 
-    def body(s: _Search) -> _Search:
-        here = s.base.x + s.length * s.direction
-        new = _evaluate(problem, unravel, here, s.trial.lower)
-        first = s.evaluations == 0
-        weight = jnp.where(first, 4 * jnp.linalg.norm(new.slope), s.weight)
-        start, now = s.base.merit(weight), new.merit(weight)
-        old_grad, new_grad = s.base.grad(weight), new.grad(weight)
-        slope = old_grad @ s.direction
-        # A NaN or an empty lower level compares false and shortens the step.
-        lower_enough = now <= start + 1e-4 * s.length * slope
-        flat_enough = new_grad @ s.direction >= 0.5 * slope
-        accept = first | (lower_enough & flat_enough)
-        low = jnp.where(lower_enough, s.length, s.low)
-        high = jnp.where(lower_enough, s.high, s.length)
-        longer = jnp.where(jnp.isinf(high), 2 * low, 0.5 * (low + high))
-        given_up = ~accept & (s.tries >= 30)
-        # A search that ran out of digits still keeps what it gained.
-        take = accept | (given_up & lower_enough & (now < start))
 
-        moved = new.x - s.base.x
-        inverse = jnp.where(
-            take & ~first,
-            _bfgs(s.inverse, moved, new_grad - old_grad, s.fresh),
-            s.inverse,
-        )
-        inverse = jnp.where(given_up, eye, inverse)
-        base = _where(take, new, s.base)
-        drop = start - base.merit(weight)
-        small = drop <= 4 * tol.eps * (jnp.abs(start) + jnp.abs(drop))
-        stalls = s.stalls + jnp.where(take, _STALLS // 3, given_up)
-        stalls = jnp.where(first | (take & ~small), 0, stalls)
-        # An end outside the allowed set asks for a heavier penalty.
-        size = length + jnp.linalg.norm(base.x)
-        outside = (stalls >= _STALLS) & (base.distance > tol.accept * size)
-        heavier = outside & (s.raises < 6)
-        weight = jnp.where(heavier, 10 * weight, weight)
-        weight = jnp.maximum(weight, 2 * jnp.linalg.norm(base.slope))
-        fresh = first | heavier
-        inverse = jnp.where(heavier, eye, inverse)
-        stalls = jnp.where(heavier, 0, stalls)
+def _polish(problem: Problem, x, lower, length, max_evaluations: int) -> Polish:
+    unravel, domain = Unravel.like(x), packed(problem.domain)
 
-        # Both sides of a kink that stopped the search, in one direction along it.
-        usable = jnp.isfinite(now) & jnp.all(jnp.isfinite(new_grad))
-        shortest = _shortest(s.shortest, new_grad)
-        shortest = jnp.where(
-            given_up & ~take & ~fresh & usable, shortest, base.grad(weight)
-        )
-        direction = -(inverse @ shortest)
-        # A first step in units of the problem; afterwards BFGS knows its own length.
-        size = jnp.linalg.norm(direction)
-        reach = jnp.where(take, jnp.linalg.norm(moved), 0.5 * s.reach)
-        reach = jnp.where(fresh, length, reach)
-        direction = jnp.where(
-            fresh | given_up,
-            direction * reach / jnp.where(size > 0, size, 1),
-            direction,
-        )
-        next_search = take | given_up
-        no_point = new.lower.status == Status.infeasible
-        return _Search(
-            base=base,
-            trial=new,
-            inverse=inverse,
-            shortest=jnp.where(next_search, shortest, s.shortest),
-            reach=jnp.where(next_search, reach, s.reach),
-            direction=jnp.where(next_search, direction, s.direction),
-            low=jnp.where(next_search, 0, low),
-            high=jnp.where(next_search, jnp.inf, high),
-            length=jnp.where(next_search, 1, longer),
-            tries=jnp.where(next_search, 0, s.tries + 1),
-            weight=weight,
-            fresh=fresh | given_up | (s.fresh & ~take),
-            steps=s.steps + (take & ~first),
-            evaluations=s.evaluations + 1,
-            empty=s.empty + no_point,
-            undefined=s.undefined + (~usable & ~no_point),
-            stalls=stalls,
-            raises=s.raises + heavier,
-            done=(stalls >= _STALLS) | ~jnp.isfinite(base.value) | (size == 0),
-        )
+    def search(s: _Search) -> _Search:
+        aim = _aim(domain, unravel, s)
+        return _searched(s, _evaluate(problem, unravel, aim, s.trial.lower), length)
 
-    end = jax.lax.while_loop(
-        lambda s: ~s.done & (s.evaluations < max_evaluations), body, start
-    )
+    start = _start(x, lower, length)
+    end = loop(lambda s: s.going, search, start, limit=max_evaluations)
     return Polish(
         x=unravel(end.base.allowed),
         value=end.base.value,
@@ -224,6 +131,123 @@ def polish(
         evaluations=end.evaluations,
         empty=end.empty,
         undefined=end.undefined,
+    )
+
+
+@quick_jit
+def _as_program(problem, x, lower, length, max_evaluations) -> Polish:
+    return _polish(problem, x, lower, length, max_evaluations)
+
+
+@stage
+def _start(x, lower: LowerSolution, length) -> _Search:
+    flat = ravel_pytree(x)[0]
+    zero, flat0 = jnp.zeros((), flat.dtype), jnp.zeros_like(flat)
+    blank = _Point(flat, flat, zero + jnp.inf, zero, flat0, flat0, lower)
+    none = jnp.asarray(0)
+    return _Search(
+        base=blank,
+        trial=blank,
+        inverse=jnp.eye(flat.size, dtype=flat.dtype),
+        shortest=flat0,
+        reach=length + zero,
+        direction=flat0,
+        low=zero,
+        high=zero + jnp.inf,
+        length=zero,
+        tries=none,
+        weight=zero,
+        fresh=jnp.asarray(True),
+        steps=none,
+        evaluations=none,
+        empty=none,
+        undefined=none,
+        stalls=none,
+        raises=none,
+        going=jnp.asarray(True),
+    )
+
+
+@stage
+def _searched(s: _Search, new: _Point, length) -> _Search:
+    """After an evaluation at the trial point: what to try next."""
+    tol, eye = tolerances(new.x.dtype), jnp.eye(new.x.size, dtype=new.x.dtype)
+    first = s.evaluations == 0
+    weight = jnp.where(first, 4 * jnp.linalg.norm(new.slope), s.weight)
+    start, now = s.base.merit(weight), new.merit(weight)
+    old_grad, new_grad = s.base.grad(weight), new.grad(weight)
+    slope = old_grad @ s.direction
+    # A NaN or an empty lower level compares false and shortens the step.
+    lower_enough = now <= start + 1e-4 * s.length * slope
+    flat_enough = new_grad @ s.direction >= 0.5 * slope
+    accept = first | (lower_enough & flat_enough)
+    low = jnp.where(lower_enough, s.length, s.low)
+    high = jnp.where(lower_enough, s.high, s.length)
+    longer = jnp.where(jnp.isinf(high), 2 * low, 0.5 * (low + high))
+    given_up = ~accept & (s.tries >= 30)
+    # A search that ran out of digits still keeps what it gained.
+    take = accept | (given_up & lower_enough & (now < start))
+
+    moved = new.x - s.base.x
+    inverse = jnp.where(
+        take & ~first,
+        _bfgs(s.inverse, moved, new_grad - old_grad, s.fresh),
+        s.inverse,
+    )
+    inverse = jnp.where(given_up, eye, inverse)
+    base = _where(take, new, s.base)
+    drop = start - base.merit(weight)
+    small = drop <= 4 * tol.eps * (jnp.abs(start) + jnp.abs(drop))
+    stalls = s.stalls + jnp.where(take, _STALLS // 3, given_up)
+    stalls = jnp.where(first | (take & ~small), 0, stalls)
+    # An end outside the allowed set asks for a heavier penalty.
+    size = length + jnp.linalg.norm(base.x)
+    outside = (stalls >= _STALLS) & (base.distance > tol.accept * size)
+    heavier = outside & (s.raises < 6)
+    weight = jnp.where(heavier, 10 * weight, weight)
+    weight = jnp.maximum(weight, 2 * jnp.linalg.norm(base.slope))
+    fresh = first | heavier
+    inverse = jnp.where(heavier, eye, inverse)
+    stalls = jnp.where(heavier, 0, stalls)
+
+    # Both sides of a kink that stopped the search, in one direction along it.
+    usable = jnp.isfinite(now) & jnp.all(jnp.isfinite(new_grad))
+    shortest = _shortest(s.shortest, new_grad)
+    shortest = jnp.where(
+        given_up & ~take & ~fresh & usable, shortest, base.grad(weight)
+    )
+    direction = -(inverse @ shortest)
+    # A first step in units of the problem; afterwards BFGS knows its own length.
+    size = jnp.linalg.norm(direction)
+    reach = jnp.where(take, jnp.linalg.norm(moved), 0.5 * s.reach)
+    reach = jnp.where(fresh, length, reach)
+    direction = jnp.where(
+        fresh | given_up,
+        direction * reach / jnp.where(size > 0, size, 1),
+        direction,
+    )
+    next_search = take | given_up
+    no_point = new.lower.status == Status.infeasible
+    return _Search(
+        base=base,
+        trial=new,
+        inverse=inverse,
+        shortest=jnp.where(next_search, shortest, s.shortest),
+        reach=jnp.where(next_search, reach, s.reach),
+        direction=jnp.where(next_search, direction, s.direction),
+        low=jnp.where(next_search, 0, low),
+        high=jnp.where(next_search, jnp.inf, high),
+        length=jnp.where(next_search, 1, longer),
+        tries=jnp.where(next_search, 0, s.tries + 1),
+        weight=weight,
+        fresh=fresh | given_up | (s.fresh & ~take),
+        steps=s.steps + (take & ~first),
+        evaluations=s.evaluations + 1,
+        empty=s.empty + no_point,
+        undefined=s.undefined + (~usable & ~no_point),
+        stalls=stalls,
+        raises=s.raises + heavier,
+        going=~((stalls >= _STALLS) | ~jnp.isfinite(base.value) | (size == 0)),
     )
 
 
@@ -249,43 +273,42 @@ def _bfgs(inverse, s, y, fresh):
     return jnp.where(usable, inverse + update, inverse)
 
 
-def _evaluate(problem: Problem, unravel, x, warm) -> _Point:
-    """`F` at the allowed point that `x` stands for, and the distance of `x` to it."""
-    domain = problem.domain
-    allowed, keep = x, lambda grad: grad
+class _Aim(NamedTuple):
+    """Where to look: `x`, the point of the domain it stands for, and that as a tree."""
+
+    x: Float[Array, " d"]
+    allowed: Float[Array, " d"]
+    tree: PyTree[Array]
+
+
+@partial(stage, static=(1,))
+def _aim(domain, unravel: Unravel, s: _Search) -> _Aim:
+    x = s.base.x + s.length * s.direction
+    allowed = x
     if isinstance(domain, Box):
         low, high = ravel_pytree(domain.lower)[0], ravel_pytree(domain.upper)[0]
         allowed = jnp.clip(x, low, high)
-        # Outside, and at a bound where descent points outwards, `x` changes nothing.
-        keep = lambda grad: jnp.where(
-            (x < low)
-            | (x > high)
-            | ((x == low) & (grad > 0))
-            | ((x == high) & (grad < 0)),
-            0,
-            grad,
-        )
-    point = _at(problem, unravel, x, allowed, keep, warm)
-    if not isinstance(domain, Polyhedron):
-        return point
-    over, push = excess(domain, x)
-    return eqx.tree_at(
-        lambda p: (p.distance, p.push),
-        point,
-        (point.distance + over, point.push + push),
-    )
+    return _Aim(x, allowed, unravel(allowed))
 
 
-def _at(problem: Problem, unravel, x, allowed, keep, warm) -> _Point:
-    solve = lambda point, warm: hypergradient(
-        problem, unravel(point), warm=warm, throw=False
-    )
+def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
+    """`F` at the allowed point that `x` stands for, and the distance of `x` to it."""
+    solve, domain = exact(problem), packed(problem.domain)
     if not moves(problem):
-        e = solve(allowed, warm)
-        grad = keep(ravel_pytree(e.grad)[0])
-        return _point(x, allowed, e.value, grad, e.lower)
+        e = solve(aim.tree, warm)
+        return _inside(domain, aim, e.value, e.grad, e.lower)
+    if in_stages():
+        e = solve(aim.tree, warm)
+        if status_code(e.status) != status_code(Status.infeasible):
+            return _inside(domain, aim, e.value, e.grad, e.lower)
+        near = _nearest(problem, aim.x)
+        e = solve(unravel(near.x), e.lower)
+        grad = _pull_back(near, ravel_pytree(e.grad)[0])
+        return _placed(domain, aim.x, near.x, e.value, grad, e.lower)
 
     # Where the lower level is empty: the nearest point where it is not.
+    x = aim.x
+
     def find_nearest() -> Nearest:
         return nearest(problem, x, coupled=True)
 
@@ -294,10 +317,11 @@ def _at(problem: Problem, unravel, x, allowed, keep, warm) -> _Point:
         arrays, rest = eqx.partition(blank, eqx.is_array)
         find = lambda _: eqx.filter(find_nearest(), eqx.is_array)
         near = eqx.combine(run_if(outside, find, arrays), rest)
-        point = jnp.where(outside, near.x, allowed)
-        e = solve(point, lower)
+        point = jnp.where(outside, near.x, aim.allowed)
+        e = solve(unravel(point), lower)
         flat = ravel_pytree(e.grad)[0]
-        grad = run_if(outside, lambda _: near.pull_back(flat), keep(flat))
+        kept = _kept_inside(problem.domain, x, flat)
+        grad = run_if(outside, lambda _: near.pull_back(flat), kept)
         empty = (e.status == Status.infeasible) & ~outside
         return e.lower, outside | empty, empty, point, e.value, grad
 
@@ -310,10 +334,46 @@ def _at(problem: Problem, unravel, x, allowed, keep, warm) -> _Point:
         eqx.filter_eval_shape(find_nearest),
     )
     no, yes, zero = jnp.asarray(False), jnp.asarray(True), jnp.zeros((), x.dtype)
-    lower, _, _, allowed, value, grad = jax.lax.while_loop(
-        lambda c: c[2], attempt, (warm, no, yes, x, zero, x)
+    lower, _, _, allowed, value, grad = loop(
+        lambda c: c[2], attempt, (warm, no, yes, x, zero, x), limit=2
     )
-    return _point(x, allowed, value, grad, lower)
+    return _placed(domain, x, allowed, value, grad, lower)
+
+
+@quick_jit
+def _nearest(problem: Problem, x) -> Nearest:
+    return nearest(problem, x, coupled=True)
+
+
+@quick_jit
+def _pull_back(near: Nearest, v):
+    return near.pull_back(v)
+
+
+def _kept_inside(domain, x, grad):
+    """The gradient where a box lets `x` move: outside, and at a bound where descent
+    points outwards, `x` changes nothing."""
+    if not isinstance(domain, Box):
+        return grad
+    low, high = ravel_pytree(domain.lower)[0], ravel_pytree(domain.upper)[0]
+    outside = (x < low) | (x > high)
+    held = ((x == low) & (grad > 0)) | ((x == high) & (grad < 0))
+    return jnp.where(outside | held, 0, grad)
+
+
+@stage
+def _inside(domain, aim: _Aim, value, grad, lower) -> _Point:
+    grad = _kept_inside(domain, aim.x, ravel_pytree(grad)[0])
+    return _placed(domain, aim.x, aim.allowed, value, grad, lower)
+
+
+@stage
+def _placed(domain, x, allowed, value, grad, lower) -> _Point:
+    point = _point(x, allowed, value, grad, lower)
+    if not isinstance(domain, Polyhedron):
+        return point
+    over, push = excess(domain, x)
+    return point._replace(distance=point.distance + over, push=point.push + push)
 
 
 def _point(x, allowed, value, grad, lower) -> _Point:

@@ -21,6 +21,7 @@ from ._constraints import (
     AbstractConstraints,
     Box,
     Polyhedron,
+    check_box,
     check_not_empty,
     tree_as_float,
 )
@@ -158,11 +159,44 @@ class Problem(AbstractProblem):
                 "output into one tuple."
             )
         value, aux = out if isinstance(out, tuple) else (out, None)
-        return _scalar(value, "upper"), aux
+        return scalar(value, "upper"), aux
 
     def lower_value(self, x, y) -> Float[Array, ""]:
         """`g(x, y)`."""
-        return _scalar(self.lower(x, y), "lower")
+        return scalar(self.lower(x, y), "lower")
+
+
+def tilted(problem: Problem, q: PyTree[Array]) -> Problem:
+    """`perturbed` for the steps of a run, which cannot wait: nothing is checked."""
+    lower = problem.lower
+    if isinstance(lower, _Tilted | _TiltedLocal):
+        lower, q = lower.lower, jax.tree.map(jnp.add, lower.q, q)
+    return _with(problem, lower=_Tilted(lower, q))
+
+
+def bare(problem: Problem) -> Problem:
+    """Both levels alone: what stages know, whatever surrounds the problem."""
+    return _with(
+        problem,
+        domain=None,
+        always_feasible=True,
+        solver=None,
+        adjoint=None,
+        members=None,
+    )
+
+
+def outline(problem: Problem) -> Problem:
+    """The problem without its functions, which methods do not call."""
+    return _with(problem, upper=None, lower=None)
+
+
+def _with(problem: Problem, **fields) -> Problem:
+    """A copy with other fields, without the checks of a new one."""
+    other = object.__new__(type(problem))
+    for name, value in {**vars(problem), **fields}.items():
+        object.__setattr__(other, name, value)
+    return other
 
 
 class StochasticProblem(AbstractProblem):
@@ -268,7 +302,7 @@ class _Tilted(eqx.Module):
             jnp.sum(q * y)
             for q, y in zip(jax.tree.leaves(self.q), jax.tree.leaves(y), strict=True)
         )
-        return _scalar(self.lower(x, y), "lower") + tilt
+        return scalar(self.lower(x, y), "lower") + tilt
 
 
 class _TiltedLocal(AbstractLocalLower):
@@ -385,6 +419,8 @@ def _checked_domain(domain):
             raise ValueError(
                 "`domain` is read as {x : A x <= b, A_eq x = b_eq} and takes no `B`."
             )
+    else:
+        check_box(domain, "x")
     return domain
 
 
@@ -407,7 +443,7 @@ def _shapes(tree):
     return shapes
 
 
-def _scalar(value, name):
+def scalar(value, name: str) -> Array:
     if value is None:
         raise ValueError(
             f"`{name}(x, y)` must return a scalar; got None. Is a `return` missing?"

@@ -10,6 +10,7 @@ from ._adjoint import AbstractAdjoint, KKTSystem, largest_curvature
 from ._free import free_subspace
 from ._lower.base import LowerSolution
 from ._lower.dense import largest
+from ._problem import Problem
 from ._tolerances import tolerances
 
 
@@ -31,20 +32,25 @@ class Quality(eqx.Module):
 
 
 def quality_of(
-    system: KKTSystem, x, lower: LowerSolution, adjoint: AbstractAdjoint, grad
+    problem: Problem,
+    system: KKTSystem,
+    x,
+    lower: LowerSolution,
+    adjoint: AbstractAdjoint,
+    grad,
 ) -> Quality:
     """Estimate the quality of `grad`, a handful of solves and products."""
     condition = _condition(system, lower, adjoint)
     y_error = _lower_error(system, x, lower, adjoint)
-    change = _gradient_change(system, x, lower, adjoint, y_error)
+    change = _gradient_change(problem, system, x, lower, adjoint, y_error)
     noise = tolerances(system.y.dtype).eps * condition
     bias = jnp.linalg.norm(change) + noise * jnp.linalg.norm(ravel_pytree(grad)[0])
-    return Quality(condition, bias, _is_quadratic(system, x))
+    return Quality(condition, bias, _is_quadratic(problem, system, x))
 
 
 def _condition(system: KKTSystem, lower, adjoint):
     free = free_subspace(
-        system.problem.constraints, system.active, system.y.size, system.y.dtype
+        system.constraints, system.active, system.y.size, system.y.dtype
     )
 
     def forward(d):
@@ -62,7 +68,7 @@ def _condition(system: KKTSystem, lower, adjoint):
 
 def _lower_error(system: KKTSystem, x, lower: LowerSolution, adjoint):
     """`y* - y` to first order: one KKT solve with the residual."""
-    constraints = system.problem.constraints
+    constraints = system.constraints
     gradient = system.lower.gradient(system.y)
     if lower.multipliers.size:
         gradient = gradient + constraints.pull(
@@ -75,13 +81,13 @@ def _lower_error(system: KKTSystem, x, lower: LowerSolution, adjoint):
     return adjoint.solve(system, lower, -gradient, bottom)[0]
 
 
-def _gradient_change(system: KKTSystem, x, lower, adjoint, y_error):
+def _gradient_change(problem: Problem, system: KKTSystem, x, lower, adjoint, y_error):
     """The derivative of the implicit gradient in `y`, along `y_error`.
 
     With `K` the KKT matrix and `K (v, w) = (grad_y f, 0)`, moving `y` by `e` moves `v`
     by the solution of `K (dv, dw) = (f_yy e - (dH e) v, 0)`.
     """
-    problem, unravel = system.problem, system.lower.unravel
+    unravel = system.lower.unravel
     zeros = jnp.zeros_like(lower.multipliers)
 
     def f_y(y):
@@ -103,13 +109,13 @@ def _gradient_change(system: KKTSystem, x, lower, adjoint, y_error):
     return jax.jvp(assembled, (system.y, v, w), (y_error, dv, dw))[1]
 
 
-def _is_quadratic(system: KKTSystem, x):
+def _is_quadratic(problem: Problem, system: KKTSystem, x):
     """Whether `f` and `g` are quadratic in `y`, by comparing derivatives far apart.
 
     A randomised test: second derivatives along one direction at `y` and at a point a
     unit away must agree to rounding, those mixed with `x` included.
     """
-    problem, unravel = system.problem, system.lower.unravel
+    unravel = system.lower.unravel
     tol = tolerances(system.y.dtype)
     scale = 1 + jnp.linalg.norm(system.y)
     n = system.y.size

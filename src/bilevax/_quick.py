@@ -8,12 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ._control import alone, compiler_options
 from ._room import make_room
 from ._status import is_traced
-
-# XLA's older emitters make a program of hundreds of small kernels in half of the time,
-# and the programs run as fast.
-_OPTIONS = {"xla_cpu_use_fusion_emitters": False}
 
 
 class _Traces:
@@ -27,7 +24,7 @@ _traces = _Traces()
 
 
 def quick_jit(function: Callable) -> Callable:
-    """`eqx.filter_jit` with these options; inside another jit, without."""
+    """`eqx.filter_jit` with these options; inside another program, a part of it."""
 
     @functools.wraps(function)
     def traced(*arguments, **named):
@@ -35,40 +32,33 @@ def quick_jit(function: Callable) -> Callable:
         return function(*arguments, **named)
 
     @functools.cache
-    def compiled(inside: bool):
-        options = None if inside else _options()
+    def compiled(transformed: bool):
+        # JAX takes options outside of transformations only.
+        options = None if transformed else compiler_options()
         named: dict[str, Any] = {} if options is None else {"compiler_options": options}
         return eqx.filter_jit(traced, **named)
 
     @functools.wraps(function)
     def call(*arguments, **named):
-        inside = _is_inside((arguments, named))
-        if not inside and _traces.count > _traces.seen:
+        if in_program():
+            # Part of another program, and of its branches.
+            return traced(*arguments, **named)
+        transformed = is_traced((arguments, named))
+        if not transformed and _traces.count > _traces.seen:
             _traces.seen = _traces.count
             make_room()
-        return compiled(inside)(*arguments, **named)
+        with alone():
+            return compiled(transformed)(*arguments, **named)
 
     return call
 
 
-@functools.cache
-def _options() -> dict | None:
-    """The options, where this version of XLA knows them."""
-    try:
-        jax.jit(lambda x: x, compiler_options=_OPTIONS)(0.0)
-    except Exception:  # of a kind that depends on the version
-        return None
-    return _OPTIONS
-
-
-def _is_inside(arguments) -> bool:
-    """Whether this call is part of another program: JAX takes options only outside.
-
-    Inside a `jit` even constants make tracers, whatever the arguments are.
-    """
-    return is_traced((arguments, _constant()))
+def in_program() -> bool:
+    """Whether this call is part of a program that is being compiled."""
+    return is_traced(_constant())
 
 
 @jax.jit
 def _constant():
+    """A tracer inside a `jit`, whatever the arguments of the call are."""
     return jnp.zeros(())

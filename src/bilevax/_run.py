@@ -6,6 +6,7 @@ true `F`, early stopping, checkpoints) happens in Python between chunks of steps
 
 import functools
 import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,13 @@ from . import _checkpoint as checkpoints
 from ._average import Average
 from ._certificate import certify
 from ._feasible import moves, onto_allowed, onto_domain
-from ._history import History, blank_records, from_arrays, scalars, to_arrays
+from ._history import (
+    History,
+    blank_records,
+    checked_history,
+    to_arrays,
+    with_scalars,
+)
 from ._implicit import Evaluation, hypergradient
 from ._lower.base import strongly_typed
 from ._methods.base import AbstractMethod, Record, Scales
@@ -30,12 +37,15 @@ from ._problem import AbstractProblem, Problem
 from ._quick import quick_jit
 from ._scales import measure_scales
 from ._status import Status, has_value, status_code, status_name
+from ._steps import advance_in_stages, runs_in_stages
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
 # So many steps without a move end a run.
 _STEPS_TO_JUDGE = 10
 _TIME_SPENT = "the time is spent"
+# What a checkpoint says of a run, beside what identifies it.
+_META = dict(step=int, spent=float, recovering=bool, ended=str | None, stop=str)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class Stop:
       a domain, on whose boundary gradients do not vanish.
     - `move`: steps of `x` below this share of the length scale of the problem.
     - `seconds`: time spent.
-    - `certificate`: `(delta_bar, eps)`: the Goldstein measure at radius `delta_bar` is
+    - `certificate`: `(radius, eps)`: the Goldstein measure at this `radius` is
       at most `eps`.
     """
 
@@ -63,6 +73,7 @@ class Run:
     problem: AbstractProblem
     view: Problem
     method: AbstractMethod
+    x0: Any
     key: PRNGKeyArray
     num_steps: int
     stop: Stop
@@ -91,7 +102,9 @@ class Run:
         ended = None
         # The way back from an empty lower level is long to compile and rarely needed:
         # a chunk that would need it is run again with it.
-        problem = self.problem.assuming_feasible()
+        problem: Any = self.problem.assuming_feasible()
+        if self.in_stages:
+            problem = untilted(self.problem)
         if self.checkpoint is not None and os.path.exists(self.checkpoint):
             (state, kept, x, mean), history, meta = self._restore(state, kept, x, mean)
             step, spent, ended = meta["step"], meta["spent"], self._ended(meta)
@@ -105,6 +118,7 @@ class Run:
             left = time.perf_counter()
             state, kept, mean, records = self._chunk(problem, *before)
             hopeful = moves(self.view) and problem is not self.problem
+            hopeful = hopeful and not self.in_stages
             if hopeful and _met_empty(records, last - step):
                 problem = self.problem
                 state, kept, mean, records = self._chunk(problem, *before)
@@ -173,12 +187,26 @@ class Run:
         return bool(self.callback(step, x, value, history, *more))
 
     def _chunk(self, problem, state, kept, mean, step, last, chosen):
+        if self.in_stages:
+            return advance_in_stages(
+                problem, self.method, self.average, state, kept, mean,
+                self.key, step, last, self.num_steps, chosen,
+            )  # fmt: skip
         done = advance(
             problem, self.method, self.average, self.chunk, state, kept, mean,
             self.key, jnp.asarray(step), jnp.asarray(last),
             jnp.asarray(self.num_steps), jnp.asarray(chosen),
         )  # fmt: skip
         return jax.block_until_ready(done)
+
+    @functools.cached_property
+    def in_stages(self) -> bool:
+        """Whether steps are taken one by one, not by a program.
+
+        Without a polish it is the method alone that is asked for, as in comparisons,
+        where methods are timed beside each other.
+        """
+        return self.polish and runs_in_stages(self.problem, self.method, self.num_steps)
 
     def _chosen_step(self) -> int:
         """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""
@@ -210,13 +238,19 @@ class Run:
         # Once per run: the digest reads all data.
         return dict(
             jax=jax.__version__,
+            python=".".join(platform.python_version_tuple()[:2]),
             method=checkpoints.label(self.method),
             problem=checkpoints.fingerprint(self.problem),
             num_steps=self.num_steps,
             chunk=self.chunk,
             average=None if self.average is None else float(self.average.decay),
             looks=self.looks,
+            x0=checkpoints.fingerprint(self.x0),
+            output=self.output,
+            polish=self.polish,
             key=np.asarray(jr.key_data(self.key)).tolist(),
+            # Last: where it differs because of another choice, that one is named.
+            stages=self.in_stages,
         )
 
     def _ended(self, meta: dict) -> str | None:
@@ -234,9 +268,13 @@ class Run:
 
     def _restore(self, *like):
         arrays, meta = checkpoints.load(self.checkpoint)
+        checkpoints.check_kinds(self.checkpoint, meta, _META)
         checkpoints.check_same(self.checkpoint, meta, self._meta)
-        tree = checkpoints.unflatten(arrays, "state_", like)
-        return tree, from_arrays(arrays), meta
+        tree = checkpoints.unflatten(arrays, "state_", like, self.checkpoint)
+        history = checked_history(self.checkpoint, arrays, meta["step"])
+        if meta["step"] < self.num_steps and self._ended(meta) is None:
+            checkpoints.check_writable(self.checkpoint)
+        return tree, history, meta
 
 
 class End(NamedTuple):
@@ -286,12 +324,7 @@ def advance(
         )
         x = problem.absorbed(state.x, record.aux)
         state = eqx.tree_at(lambda s: s.x, state, x)
-        return state, eqx.tree_at(
-            lambda r: r.aux,
-            record,
-            scalars(record.aux),
-            is_leaf=lambda leaf: leaf is None,
-        )
+        return state, with_scalars(record)
 
     dynamic, static = eqx.partition(state, eqx.is_array)
     shapes = eqx.filter_eval_shape(step, state, first)[1]
@@ -341,8 +374,12 @@ def plain(problem: Problem) -> Problem:
 
     To trace one form of the lower level instead of three makes a start twice as fast.
     """
-    zeros = jax.tree.map(jnp.zeros_like, problem.y0)
-    return problem.assuming_feasible().perturbed(zeros)
+    return untilted(problem.assuming_feasible())
+
+
+def untilted(problem: Any) -> Problem:
+    """`problem` with a tilt of zero."""
+    return problem.perturbed(jax.tree.map(jnp.zeros_like, problem.y0))
 
 
 def evaluate_allowed(problem: Problem, x) -> tuple[Any, Evaluation]:

@@ -12,9 +12,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from ._arguments import check_count, check_number, checked_key
 from ._average import Average
 from ._certificate import Certificate, certify as certify_at
-from ._constraints import Box
+from ._checkpoint import check_writable
+from ._constraints import Box, Polyhedron, check_polyhedron
+from ._falling import Beyond, beyond
 from ._feasible import moves, onto_allowed
 from ._history import History
 from ._implicit import Evaluation, hypergradient
@@ -28,6 +31,7 @@ from ._status import (
     BilevelError,
     Status,
     has_value,
+    is_traced,
     message,
     status_code,
     status_name,
@@ -89,7 +93,7 @@ def solve(
     method: AbstractMethod | None = None,
     x0: PyTree | None = None,
     *,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | int,
     num_steps: int | None = None,
     throw: bool = True,
     starts: Sequence[PyTree] = (),
@@ -100,13 +104,14 @@ def solve(
     average: float | None = None,
     looks: bool = True,
     stop: Stop | None = None,
-    chunk: int = 100,
+    chunk: int | None = None,
     progress: bool = False,
     callback: Callable | None = None,
     checkpoint: str | os.PathLike | None = None,
 ) -> Solution:
     """Minimise `F` from `x0` with `method` (by default `DSBLO()`).
 
+    - `key`: of all draws; an integer is the seed of one.
     - `num_steps`: steps of the method; by default 300, with early stopping.
     - `starts`, `num_starts`: further starting points, or how many starts in all, the
       rest drawn from the domain (without one, around `x0`). The best result counts.
@@ -117,7 +122,8 @@ def solve(
     - `average`: the decay of a running average of the iterates, `solution.average`.
     - `looks`: whether `F` is evaluated between chunks and at the end. Without, `value`
       is what the last step found, on its sample and under its tilt, and `y` is None.
-    - `stop`: early stopping; `chunk`: steps between two looks at the run.
+    - `stop`: early stopping; `chunk`: steps between two looks at the run; by
+      default a tenth of the run, at least 100 and at most 1000.
     - `progress`: a bar; `callback(step, x, value, history)` after every chunk, with the
       average as a fifth argument where one is kept; a true result ends the run.
     - `checkpoint`: a file to write after every chunk. If it exists, the run continues
@@ -127,8 +133,12 @@ def solve(
     Where the lower level is empty, `x` goes to the nearest point where it is not. A
     result that is no answer raises a `BilevelError`, unless `throw=False`.
     """
-    _check_arguments(problem, method, x0, num_steps, chunk, output, num_starts)
+    _check_not_traced("solve", problem, method, x0, key, starts)
+    _check_arguments(
+        problem, method, x0, num_steps, chunk, output, num_starts, stop, callback
+    )
     _check_looks(looks, polish, certify, average)
+    key = checked_key(key)
     method = DSBLO() if method is None else method
     refusal = method.refusal(problem)
     if refusal is not None:
@@ -137,6 +147,8 @@ def solve(
     num_steps = DEFAULT_STEPS if num_steps is None else num_steps
     look_key, start_key, key = jr.split(key, 3)
     view = representative(problem, look_key)
+    if isinstance(view.domain, Polyhedron):
+        check_polyhedron(view.domain)
     points = _starting_points(view, x0, starts, num_starts, start_key)
     if polish is None:
         size = ravel_pytree(points[0])[0].size
@@ -146,14 +158,19 @@ def solve(
     with progress_bar(total, enabled=progress) as tick:
         for i, point in enumerate(points):
             path = _numbered(checkpoint, i, len(points))
+            if path is not None and not os.path.isfile(path):
+                check_writable(path)
             run = Run(
                 problem=problem,
                 view=view,
                 method=method,
+                x0=point,
                 key=jr.fold_in(key, i),
                 num_steps=num_steps,
                 stop=stop,
-                chunk=min(chunk, max(num_steps, 1)),
+                chunk=min(
+                    _default_chunk(num_steps) if chunk is None else chunk, num_steps
+                ),
                 output=output,
                 polish=polish,
                 average=None if average is None else Average(average),
@@ -169,6 +186,12 @@ def solve(
     if throw and not best.success:
         raise BilevelError(f"The solve failed. {best.message}", best.status, best)
     return best
+
+
+def _default_chunk(num_steps: int) -> int:
+    """Looks cost some steps each, and records are copied once per step: a long chunk of
+    a long run hides the first, and is too short for the second to show."""
+    return min(max(100, -(-num_steps // 10)), 1000)
 
 
 def _rank(solution: Solution):
@@ -233,7 +256,8 @@ def _finish(run: Run, end: End, certify) -> Solution:
         new = hypergradient(run.view, inside, throw=False)
         if has_value(new.status):
             x, e = inside, new
-    answer = has_value(e.status)
+    status, stopped = _judged(run, end, x, e)
+    answer = has_value(status)
     certificate = None
     if certify is not None and answer:
         certificate = certify_at(run.view, x, certify, key=run.key)
@@ -241,16 +265,34 @@ def _finish(run: Run, end: End, certify) -> Solution:
         x=x,
         y=e.lower.y if run.looks else None,
         value=float(e.value),
-        status=e.status,
+        status=status,
         success=answer,
-        message=message(e.status),
+        message=message(status),
         history=end.history,
-        stopped=end.reason,
+        stopped=stopped,
         stochastic=stochastic,
         polish=polished,
         certificate=certificate,
         average=end.mean,
     )
+
+
+def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
+    """The status of the result, and why the run ended.
+
+    A value that is no number is no answer, and neither is one that has no end. Whether
+    it has is asked where a polish was asked for: comparisons pay for no look at `F`
+    beyond their own.
+    """
+    if has_value(e.status) and not bool(jnp.isfinite(e.value)):
+        return Status.non_finite, end.reason
+    if not (run.polish and has_value(e.status)):
+        return e.status, end.reason
+    found = beyond(run.view, run.x0, x, e, end.length)
+    if found is Beyond.unbounded:
+        return Status.unbounded, found.value
+    told = f"; {found.value}" if found is Beyond.level else ""
+    return e.status, end.reason + told
 
 
 def _polished(run: Run, length: float, x, e) -> tuple[Any, Evaluation, Polish]:
@@ -306,7 +348,9 @@ def _numbered(checkpoint, i: int, count: int):
     return f"{root}-{i}{ending}"
 
 
-def _check_arguments(problem, method, x0, num_steps, chunk, output, num_starts):
+def _check_arguments(
+    problem, method, x0, num_steps, chunk, output, num_starts, stop, callback
+):
     if not isinstance(problem, AbstractProblem):
         raise ValueError(
             "`problem` must be a Problem or a StochasticProblem; got "
@@ -317,19 +361,41 @@ def _check_arguments(problem, method, x0, num_steps, chunk, output, num_starts):
         raise ValueError(f"`method` must be a method such as DSBLO(); got {got}.")
     if x0 is None:
         raise ValueError("`x0` is needed: the point to start from.")
-    for name, number in dict(
-        num_steps=num_steps, chunk=chunk, num_starts=num_starts
-    ).items():
-        if number is not None and (number != int(number) or number < 1):
-            raise ValueError(f"`{name}` must be a positive integer; got {number!r}.")
+    counts = dict(num_steps=num_steps, chunk=chunk, num_starts=num_starts)
+    for name, count in counts.items():
+        if count is not None:
+            check_count(count, name)
     if output not in ("last", "random"):
         raise ValueError(f"`output` must be 'last' or 'random'; got {output!r}.")
+    if not (stop is None or isinstance(stop, Stop)):
+        raise ValueError(
+            f"`stop` must be a Stop, such as `Stop(seconds=60)`; got {stop!r}."
+        )
+    if not (callback is None or callable(callback)):
+        raise ValueError(
+            "`callback` must be a function of (step, x, value, history); got "
+            f"{callback!r}."
+        )
 
 
 def _check_looks(looks, polish, certify, average):
+    if certify is not None:
+        check_number(certify, "certify", "a positive radius", np.nextafter(0, 1))
+    if average is not None:
+        check_number(average, "average", "a decay in [0, 1)", 0, 1)
     if not looks and (polish or certify is not None):
         raise ValueError(
             "`looks=False` never evaluates F, which `polish` and `certify` need."
         )
-    if average is not None and not 0 <= average < 1:
-        raise ValueError(f"`average` is a decay in [0, 1); got {average!r}.")
+
+
+def _check_not_traced(what: str, *arguments) -> None:
+    """Raise a `ValueError` inside `jit`, `vmap` or `grad`."""
+    if is_traced(arguments):
+        raise ValueError(
+            f"`{what}` runs in Python between compiled chunks of steps, so it cannot "
+            "be inside `jit`, `vmap` or `grad`: its arguments have no values there. "
+            "Call it outside; it compiles what it needs, once for all problems of one "
+            "structure. For batches and derivatives there are `hypergradient` and "
+            "`solution_map`."
+        )

@@ -52,6 +52,12 @@ class Status(eqx.Enumeration):
         "The adjoint linear solve of the hypergradient stopped before its residual "
         "was small. Allow it more steps, or use a dense back end."
     )
+    unbounded = (
+        "F falls without bound: it goes on falling along a ray to 1e8 times the length "
+        "scale of the problem and beyond, by no less with every doubling, so there is "
+        "no best `x`. Check the sign of `upper`, restrict `x` with `domain`, or add a "
+        "term to `upper` that grows with `x`."
+    )
 
 
 class BilevelError(RuntimeError):
@@ -66,6 +72,19 @@ class BilevelError(RuntimeError):
 _NAMES = {
     int(np.asarray(item._value)): name for name, item in Status._name_to_item.items()
 }
+
+
+def code_of(status) -> Any:
+    """The number that stands for a status on the device."""
+    return status._value
+
+
+_STRUCTURE = jax.tree.structure(Status.successful)
+
+
+def as_status(code):
+    """The status with a number that may be traced."""
+    return jax.tree.unflatten(_STRUCTURE, [code])
 
 
 def first_failure(*statuses):
@@ -105,17 +124,19 @@ def status_name(status) -> Any:
     )
 
 
-def has_value(status) -> bool:
-    """Whether `F` is right where a concrete status was met, its gradient or not.
+# Where `F` is right, the gradient or not. Kinks are among these: minimisers sit there.
+_WITH_VALUE = ("successful", "kink", "dependent_rows", "adjoint_limit")
 
-    Kinks are among these: that is where minimisers sit.
-    """
-    return status_name(status) in (
-        "successful",
-        "kink",
-        "dependent_rows",
-        "adjoint_limit",
-    )
+
+def has_value(status) -> bool:
+    """Whether `F` is right where a concrete status was met."""
+    return status_name(status) in _WITH_VALUE
+
+
+def have_values(status):
+    """`has_value` on device, member by member."""
+    fine = [status == getattr(Status, name) for name in _WITH_VALUE]
+    return jnp.any(jnp.stack(fine), axis=0)
 
 
 def is_traced(tree) -> bool:
@@ -124,8 +145,13 @@ def is_traced(tree) -> bool:
 
 
 def raise_on_failure(result, what: str):
-    """Raise the advice of `result.status` if it is concrete and not successful."""
-    if is_traced(result.status) or bool(jnp.all(result.success)):
+    """Raise the advice of `result.status` where it is concrete and no answer.
+
+    A gradient whose linear solve stopped early is none, though `F` is right.
+    """
+    if is_traced(result.status):
+        return
+    if bool(jnp.all(result.success & (result.status != Status.adjoint_limit))):
         return
     text = message(result.status)
     raise BilevelError(f"{what} failed. {text}", result.status, result)

@@ -42,6 +42,6 @@ def tolerances(dtype) -> Tolerances:
         regularise=64 * eps,
         dependent=8192 * eps,
         definite=16 * eps,
-        sure=1e-3,
+        sure=1e-6 if eps < 1e-12 else 1e-2,
         safety=16.0,
     )

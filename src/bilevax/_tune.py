@@ -1,7 +1,10 @@
 """Step sizes by trial: a grid of runs with common random numbers."""
 
-from collections.abc import Sequence
+import functools
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ from ._methods.ds_blo import DSBLO
 from ._problem import AbstractProblem
 from ._solve import solve
 
+F = TypeVar("F", bound=Callable[..., Any])
 GRID = tuple(np.logspace(-3, -1, 7))
 
 
@@ -50,17 +54,42 @@ def with_value(method: AbstractMethod, parameter: str, value: float) -> Abstract
     return eqx.tree_at(where, method, jnp.asarray(float(value)))
 
 
+def _in_either_order(tune: F) -> F:
+    """Calls of an earlier version gave `x0` before `method`."""
+
+    @functools.wraps(tune)
+    def call(problem, *arguments, **named):
+        is_method = lambda thing: thing is None or isinstance(thing, AbstractMethod)
+        if arguments and not is_method(arguments[0]) and "x0" not in named:
+            x0, *more = arguments
+            if len(more) == 0 or is_method(more[0]):
+                warnings.warn(
+                    "`tune(problem, x0)` is now `tune(problem, method, x0)`, as in "
+                    "`solve`; `method` may be None.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                method = more[0] if more else named.pop("method", None)
+                return tune(problem, method, x0, **named)
+        return tune(problem, *arguments, **named)
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+@_in_either_order
 def tune(
     problem: AbstractProblem,
-    x0: PyTree,
-    *,
-    key: PRNGKeyArray,
     method: AbstractMethod | None = None,
+    x0: PyTree | None = None,
+    *,
+    key: PRNGKeyArray | int,
     parameter: str = "first_step",
     grid: Sequence[float] = GRID,
     num_steps: int = 100,
 ) -> Tuning:
-    """Run `method` once for each value of `parameter` and keep the best.
+    """Run `method` (by default `DSBLO()`) for each value of `parameter`; keep the best.
+
+    The arguments are those of `solve`, in its order.
 
     All runs draw the same tilts, segment points and samples. `parameter` names a field
     of the method that is a number: "first_step" (in units of the problem) by default,

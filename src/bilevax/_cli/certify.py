@@ -1,14 +1,15 @@
 """`bilevax certify FILE.py`."""
 
 import argparse
-import json
 
 import jax
 
 from .._certificate import Certificate, certify
+from .._implicit import hypergradient
+from .._status import has_value
 from .arguments import count, positive
 from .problem_file import add_file, load
-from .text import as_lists, short
+from .text import as_lists, complain, print_json, short
 
 TEXT = "how far x0 is from stationary"
 
@@ -37,11 +38,19 @@ def run(options) -> int:
         num_samples=options.samples,
     )
     if options.json:
-        print(json.dumps(dict(x=as_lists(names["x0"])) | certificate_as_json(found)))
+        print_json(dict(x=as_lists(names["x0"])) | certificate_as_json(found))
     else:
         print(f"x = {short(names['x0'])}")
         print(found)
+    if found.samples == 0:
+        return complain(_why_nothing_was_measured(problem, names["x0"]))
     return 0
+
+
+def _why_nothing_was_measured(problem, x0) -> str:
+    e = hypergradient(problem, x0, throw=False)
+    text = "F has no gradient at any point of the ball around x0."
+    return text if has_value(e.status) else f"{text} {e.message}"
 
 
 def certificate_as_json(c: Certificate) -> dict:

@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import json
 from pathlib import Path
 
 from .._compare.ablations import ablations
@@ -16,6 +15,7 @@ from .._methods.catalogue import CATALOGUE
 from ..experiments.families import family_case
 from .arguments import count
 from .problem_file import load
+from .text import print_json
 
 TEXT = "run methods side by side, then write tables, figures and a page"
 
@@ -92,7 +92,7 @@ def show(comparison: Comparison, paths: dict[str, str], as_json: bool) -> int:
     if as_json:
         results = result_table(comparison.rows)
         trouble = trouble_table(comparison.rows)
-        print(json.dumps(dict(results=results, trouble=trouble, files=paths)))
+        print_json(dict(results=results, trouble=trouble, files=paths))
         return 0
     print(comparison)
     print(f"report: {paths['report']}")

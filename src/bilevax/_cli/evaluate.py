@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 
 import jax
 
@@ -11,6 +10,7 @@ from ..adversarial.run_folder import settings_of
 from ..adversarial.training import score
 from ..adversarial.weights import KINDS, load_network
 from .arguments import ratio
+from .text import print_json
 from .train import accuracies, add_data, add_scoring
 
 TEXT = "attack a trained classifier"
@@ -55,7 +55,7 @@ def run(options) -> int:
         progress=not options.json,
     )
     if options.json:
-        print(json.dumps(scores | dict(epsilon=settings.epsilon)))
+        print_json(scores | dict(epsilon=settings.epsilon))
     else:
         print(f"epsilon {settings.epsilon:.4g}, {scores['images']} test images")
         print(accuracies(scores))

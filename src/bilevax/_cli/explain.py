@@ -1,13 +1,13 @@
 """`bilevax explain FILE.py`."""
 
 import argparse
-import json
 
 import jax
 
 from .._explain import explain
-from .._status import status_name
+from .._status import has_value, status_name
 from .problem_file import add_file, load
+from .text import complain, print_json
 
 TEXT = "which assumptions hold at x0"
 
@@ -22,7 +22,9 @@ def run(options) -> int:
     if options.json:
         rows = [vars(finding) for finding in found.findings]
         status = status_name(found.evaluation.status)
-        print(json.dumps(dict(holds=found.holds, status=status, findings=rows)))
+        print_json(dict(holds=found.holds, status=status, findings=rows))
     else:
         print(found)
+    if not has_value(found.evaluation.status):
+        return complain(f"F has no value at x0. {found.evaluation.message}")
     return 0

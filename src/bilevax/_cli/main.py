@@ -12,6 +12,7 @@ from .._checkpoint import CheckpointError
 from .._status import BilevelError
 from . import certify, compare, evaluate, experiment, explain, solve, train
 from .problem_file import FileError, in_user_lines
+from .text import complain, results_alone
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     if (options.precision or usual) == "float64":
         jax.config.update("jax_enable_x64", True)
     try:
-        status = options.run(options)
+        with results_alone(options.json):
+            status = options.run(options)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -40,11 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         text = str(error) if file is None else in_user_lines(error, file)
         return complain(f"{text}\n(Set BILEVAX_TRACEBACK=1 to see where it came from.)")
-
-
-def complain(text: str) -> int:
-    print(text, file=sys.stderr)
-    return 1
 
 
 class Parser(argparse.ArgumentParser):

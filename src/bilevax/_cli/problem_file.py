@@ -1,7 +1,9 @@
 """A file that defines `problem` and `x0`; its errors are told in its own lines."""
 
 import argparse
+import sys
 import traceback
+import types
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,7 @@ def load(path: str) -> dict[str, Any]:
     file = Path(path)
     if not file.exists():
         raise FileError(f"{path}: there is no such file.")
-    source = file.read_text()
-    names: dict[str, Any] = {"__name__": "__bilevax__", "__file__": str(file)}
-    try:
-        exec(compile(source, str(file), "exec"), names)
-    except SyntaxError as error:
-        raise FileError(
-            f"{path}, line {error.lineno}: {error.text or ''}".rstrip()
-            + f"\nSyntaxError: {error.msg}"
-        ) from None
-    except Exception as error:
-        raise FileError(in_user_lines(error, file)) from error
+    names = _run(file)
     for name in ("problem", "x0"):
         if name not in names:
             found = ", ".join(n for n in names if not n.startswith("__"))
@@ -45,6 +37,29 @@ def load(path: str) -> dict[str, Any]:
             f"{type(names['problem']).__name__}."
         )
     return names
+
+
+def _run(file: Path) -> dict[str, Any]:
+    """Run the file as a module of its own, beside which it finds others."""
+    module = types.ModuleType("__bilevax__")
+    module.__file__ = str(file)
+    # Dataclasses look up their module; `import` looks beside the file, as in a script.
+    sys.modules[module.__name__] = module
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
+    except SyntaxError as error:
+        if error.filename != str(file):  # in a module that it imports
+            raise FileError(in_user_lines(error, file)) from error
+        raise FileError(
+            f"{file}, line {error.lineno}: {error.text or ''}".rstrip()
+            + f"\nSyntaxError: {error.msg}"
+        ) from None
+    except Exception as error:
+        raise FileError(in_user_lines(error, file)) from error
+    return vars(module)
 
 
 def in_user_lines(error: BaseException, file: Path | str) -> str:

@@ -1,7 +1,6 @@
 """`bilevax solve FILE.py`."""
 
 import argparse
-import json
 from pathlib import Path
 
 import jax
@@ -11,7 +10,7 @@ from .._solve import Solution, solve
 from .arguments import count, positive
 from .certify import certificate_as_json
 from .problem_file import add_file, load
-from .text import as_lists, short
+from .text import as_lists, print_json, short
 
 TEXT = "minimise F from the x0 of a file"
 
@@ -61,7 +60,7 @@ def run(options) -> int:
         throw=False,
     )
     if options.json:
-        print(json.dumps(solution_as_json(solution)))
+        print_json(solution_as_json(solution))
     else:
         print_solution(solution)
     return 0 if solution.success else 1

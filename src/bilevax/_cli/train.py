@@ -18,6 +18,7 @@ from ..adversarial.settings import METHODS, READINGS, Settings
 from ..adversarial.training import score, train
 from ..adversarial.weights import load_network
 from .arguments import count, ratio
+from .text import print_json
 
 TEXT = "train a classifier against attacks on its images"
 PRECISION = "float32"
@@ -200,7 +201,7 @@ def show(options, trained, result: dict) -> int:
         (folder / "result.json").write_text(strict_json(result, indent=1) + "\n")
         figure = draw(trained.rows, folder / "curves.svg")
         if options.json:
-            print(strict_json(result))
+            print_json(result)
         else:
             print(f"ended: {trained.stopped}")
             for name in ("raw", "averaged", "best"):

@@ -11,5 +11,6 @@ from .base import (
     tree_as_float as tree_as_float,
 )
 from .box import Box as Box
+from .nonempty import check_box as check_box, check_polyhedron as check_polyhedron
 from .polyhedron import Polyhedron as Polyhedron
 from .simplex import Simplex as Simplex

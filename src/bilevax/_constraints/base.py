@@ -85,6 +85,14 @@ class AbstractFixedSet(AbstractConstraints):
 
 def as_float(value, name: str, ndim: int | None = None) -> Array:
     """`value` as a floating array of `ndim` axes, or a `ValueError` that names it."""
+    # Of packages that need not be here, so by where the class comes from.
+    home = type(value).__module__
+    if home.startswith(("scipy.sparse", "jax.experimental.sparse")):
+        raise ValueError(
+            f"`{name}` is sparse ({type(value).__name__}), and all matrices here are "
+            "dense: pass `.toarray()` of SciPy's or `.todense()` of JAX's. For bounds "
+            "on each entry use a Box, which forms no matrix."
+        )
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:

@@ -1,53 +1,70 @@
-"""The default lower-level solver: warm-started active set, safeguarded."""
+"""The default lower-level solver: warm-started active set, safeguarded.
+
+         start ──> FAST ──solved──────────────────────────────┐
+                    │ fails                                    │
+                    v                                          v
+      ┌────────> GUARD ──infeasible, too many steps────────> OVER
+      │             │ a full step that the model predicted     ^
+      │             v                                          │
+      │           TRUST ──solved───────────────────────────────┤
+      │             │ fails                                    │
+      │             v                                          │
+      └──────────  HOLD ──solved, or nothing is left to gain───┘
+
+FAST takes Newton passes from the start, GUARD exact quadratic programs with a line
+search, TRUST Newton passes from the active set that these proved, and HOLD the same
+with that set held.
+"""
+
+import functools
+from functools import partial
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from .._status import Status
+from .._control import choose, in_stages, loop, packed, run_if, run_unless, stage
+from .._status import Status, as_status, code_of
 from .._tolerances import tolerances
 from .base import (
     AbstractLowerSolver,
     Iterations,
     LowerSolution,
     all_finite,
-    run_if,
-    strongly_typed,
 )
-from .classify import classify
+from .classify import Split, classify, margin_of
+from .columns import may_have_units, units_of_columns
 from .dense import (
     Factor,
     FlatLower,
     Rows,
     Schur,
+    Unravel,
     blank_factor,
     blank_schur,
     factorise,
-    flatten,
-    largest,
+    hessian_of,
     schur,
     unit_rows,
 )
 from .flat import is_decided, is_loose, prepared_hessian
-from .newton import (
-    Sweep,
-    begin,
-    newton_pass,
-    pass_on,
-    stands_still,
-    without_decline,
-)
-from .safeguard import guarded_step
+from .newton import Sweep, begin, is_solved, newton_pass, without_decline
+from .safeguard import Guarded, guarded_step
+
+_FAST, _GUARD, _TRUST, _HOLD, _OVER = range(5)
 
 
-class DenseFactor(eqx.Module):
+class DenseFactor(NamedTuple):
     """What the adjoint solve and the next lower-level solve can reuse."""
 
     hessian: Factor
     rows_inverse: Schur
     norm: Float[Array, " k"]
+    columns: Float[Array, " n"]
 
 
 class ActiveSet(AbstractLowerSolver):
@@ -68,171 +85,131 @@ class ActiveSet(AbstractLowerSolver):
     diagnose: bool = True
 
     def __call__(self, problem, x, warm=None):
-        lower, y = flatten(problem, x)
-        rows = unit_rows(problem.constraints, x, y.size, y.dtype)
-        start, factor, rows_inverse = _start(rows, y, warm)
-        sweep = begin(lower, rows, rows_inverse, *start)
-        if warm is None or warm.factor is None:
-            sweep = eqx.tree_at(lambda s: s.stale, sweep, jnp.asarray(True))
-        else:
-            # The usual case of a warm start, outside the loop so that the factor is
-            # read and not copied.
-            sweep = pass_on(lower, rows, factor, rows_inverse, sweep)
-            # What a blank factor finds, even at rest, proves nothing.
-            sweep = eqx.tree_at(
-                lambda s: (s.stale, s.done),
-                sweep,
-                (sweep.stale | ~factor.definite, sweep.done & factor.definite),
-            )
-        return self._run(problem, x, lower, rows, y, sweep, factor)
+        p = start(problem, x, warm)
+        lower, rows = p.lower, p.rows
+        rows_inverse = run_unless(
+            p.same,
+            lambda _: schur(p.factor, p.active),
+            p.rows_inverse,
+            often=True,
+        )
+        sweep = begin(lower, rows, rows_inverse, p.y, p.multipliers, p.active)
+        # The usual case of a warm start, outside the loop so that the factor is read
+        # and not copied. What a blank factor finds, even at rest, proves nothing.
+        if not in_stages() or p.factor.definite:
+            sweep = newton_pass(lower, rows, p.factor, rows_inverse, sweep, False)
+        return self._run(problem, x, p, sweep, p.factor)
 
-    def solve_from(self, problem, x, lower, rows, y, start, steps):
+    def solve_from(self, problem, x, begun: "Start", start, steps):
         """Finish from a primal–dual `start` that took another method `steps`."""
+        lower, rows, y = begun.lower, begun.rows, begun.cold
         factor = blank_factor(rows.rhs.size, y.size, y.dtype)
-        sweep = begin(lower, rows, blank_schur(rows.rhs.size, y.dtype), *start)
-        sweep = eqx.tree_at(lambda s: s.stale, sweep, jnp.asarray(True))
-        solution = self._run(problem, x, lower, rows, y, sweep, factor)
+        factor = factor._replace(definite=jnp.asarray(False))
+        rows_inverse = blank_schur(rows.rhs.size, y.dtype)
+        sweep = begin(lower, rows, rows_inverse, *start)
+        solution = self._run(problem, x, begun, sweep, factor)
         passes = solution.iterations.passes + steps
         return eqx.tree_at(lambda s: s.iterations.passes, solution, passes)
 
-    def _run(self, problem, x, lower, rows, y, sweep, factor):
-        progress = Progress(
-            mode=jnp.where(sweep.done & _solved(sweep, factor), _OVER, _FAST),
-            sweep=sweep,
-            start=(y, jnp.zeros_like(rows.rhs), rows.equality & rows.usable),
-            restart=jnp.asarray(False),
-            penalty=jnp.zeros((), y.dtype),
-            reach=jnp.ones((), y.dtype),
-            damping=jnp.ones((), y.dtype),
-            infeasible=jnp.asarray(False),
-            tries=sweep.passes,
-            passes=sweep.passes,
-            safeguard=jnp.asarray(0),
-            factorisations=jnp.asarray(0),
-        )
-        progress, factor = jax.lax.while_loop(
-            lambda c: ~rows.empty & (c[0].mode < _OVER),
-            lambda c: self._step(lower, rows, y, *c),
+    def _run(self, problem, x, begun: "Start", sweep, factor):
+        lower, rows = begun.lower, begun.rows
+        progress = _first(rows, begun.cold, sweep, factor)
+        progress, factor = loop(
+            lambda c: c[0].going,
+            lambda c: self._step(lower, rows, *c),
             (progress, factor),
+            # Passes before the safeguard, and twice as many after each of its steps.
+            limit=(2 * self.max_passes + 1) * (self.max_safeguard_steps + 1),
         )
-        return _solution(problem, x, lower, rows, progress, factor, self.diagnose)
+        return self._solution(problem, x, begun, progress, factor)
 
-    def _step(self, lower, rows, cold_y, p: "Progress", factor: Factor):
+    def _step(self, lower, rows, p: "Progress", factor: Factor):
         """One pass of the present mode, with whatever factor and restart it needs."""
-        stale = p.sweep.stale | (p.mode == _GUARD)
-        factor = run_if(
-            stale,
-            lambda _: factorise(
-                rows,
-                prepared_hessian(
-                    lower,
-                    rows,
-                    p.sweep.point,
-                    p.sweep.next_active,
-                    p.mode == _GUARD,
-                    p.damping,
-                ),
-            ),
-            factor,
-        )
-        p = eqx.tree_at(lambda p: p.factorisations, p, p.factorisations + stale)
-        before = jnp.linalg.norm(p.sweep.point.gradient @ factor.whitener)
-        guarded = p.mode == _GUARD
-        new = run_if(guarded, lambda p: self._guard(lower, rows, factor, p), p)
-        new = run_if(
-            ~guarded, lambda p: self._pass(lower, rows, factor, cold_y, p), new
-        )
-        sweep = run_if(
-            new.restart,
-            lambda s: begin(lower, rows, s.rows_inverse, *new.start),
-            new.sweep,
-        )
-        # Once a full step makes the quadratic model predict the gradient, `g` is
-        # quadratic as far as it matters, and Newton passes do the rest.
-        after = jnp.linalg.norm(sweep.point.stationarity @ factor.whitener)
-        trusted = guarded & (new.mode == _TRUST)
-        tol = tolerances(after.dtype)
-        # A damped program has other rows until it stands still, and along an edge of a
-        # flat `g` forces may be small and the way long.
-        damped = factor.damped
-        small = jnp.where(damped, tol.eps**0.5, tol.stale)
-        model_holds = after <= small * before
-        model_holds = run_if(
-            trusted & model_holds & damped,
-            lambda _: is_decided(lower, rows, sweep.point.y, sweep.point.active),
-            model_holds,
-        )
-        mode = jnp.where(trusted & ~model_holds, _GUARD, new.mode)
-        limit = (mode == _GUARD) & guarded & (new.tries >= self.max_safeguard_steps)
-        mode = jnp.where(limit, _OVER, mode)
-        # An indefinite Hessian ends everything, except a fast path gone astray.
-        mode = jnp.where(factor.definite, mode, jnp.where(p.mode == _FAST, mode, _OVER))
-        tries = jnp.where(trusted & model_holds, 0, new.tries)
-        new = eqx.tree_at(
-            lambda q: (q.sweep, q.mode, q.tries), new, (sweep, mode, tries)
-        )
-        return new, factor
 
-    def _guard(self, lower, rows, factor, p: "Progress") -> "Progress":
-        step = guarded_step(lower, rows, factor, p.sweep.point, p.penalty, p.reach)
-        over = step.infeasible | ~jnp.all(jnp.isfinite(step.y))
-        return Progress(
-            mode=jnp.where(over, _OVER, jnp.where(step.full, _TRUST, _GUARD)),
-            sweep=p.sweep,
-            start=(step.y, step.multipliers, step.active),
-            restart=jnp.asarray(True),
-            penalty=step.penalty,
-            reach=step.reach,
-            damping=_damping(p.damping, step.full),
-            infeasible=step.infeasible,
-            tries=p.tries + 1,
-            passes=p.passes,
-            safeguard=p.safeguard + step.steps,
-            factorisations=p.factorisations,
-        )
+        def refactor(_):
+            hessian = hessian_of(lower, p.sweep.point.y)
+            active = p.sweep.next_active
+            lifted = prepared_hessian(
+                hessian, rows, p.sweep.point, active, p.guarding, p.damping
+            )
+            return factorise(rows, lifted)
 
-    def _pass(self, lower, rows, factor, cold_y, p: "Progress") -> "Progress":
-        sweep = newton_pass(lower, rows, factor, p.sweep, p.mode == _HOLD)
-        if sweep.point.y.dtype != jnp.float64:
-            # What regularising the rows leaves behind is visible in low precision: a
-            # second pass on the same rows removes it.
-            new_rows = jnp.any(sweep.point.active != p.sweep.point.active)
-            again = new_rows & jnp.isfinite(sweep.point.kkt)
-            sweep = eqx.tree_at(lambda s: s.done, sweep, sweep.done & ~again)
-        sweep = without_decline(p.sweep, sweep, factor.damped)
-        spent = sweep.done | (p.tries + 1 >= self.max_passes) | ~factor.definite
-        # Without a definite Hessian a stationary point is not the answer.
-        failed = spent & ~(_solved(sweep, factor) & factor.definite)
-        # The safeguard trusts no `y` of the fast path, but tries its rows first.
-        guess = (cold_y, sweep.point.multipliers, sweep.point.active)
-        start = jax.tree.map(
-            lambda a, b: jnp.where(p.mode == _FAST, a, b), guess, p.start
+        def guard(p: Progress):
+            point = p.sweep.point
+            step = guarded_step(lower, rows, factor, point, p.penalty, p.reach)
+            return _guarded(p, step)
+
+        def newton(p: Progress):
+            inverse = schur(factor, p.sweep.next_active)
+            sweep = newton_pass(lower, rows, factor, inverse, p.sweep, p.holding)
+            return _passed(p, sweep, factor, self.max_passes, self.max_safeguard_steps)
+
+        def restart(new: Progress):
+            sweep = begin(lower, rows, new.sweep.rows_inverse, *new.start)
+            return new._replace(sweep=sweep)
+
+        def decide(turned: Progress):
+            point = turned.sweep.point
+            return _decided(turned, rows, hessian_of(lower, point.y))
+
+        factor = run_if(p.stale, refactor, factor)
+        new = choose(p.guarding, guard, newton, p)
+        new = run_if(new.restart, restart, new)
+        new = run_if(p.guarding, lambda new: _trusted(new, factor), new)
+        new = run_if(new.doubtful, decide, new)
+        return _turn(p, new, factor, rows, self.max_safeguard_steps), factor
+
+    def _solution(self, problem, x, begun: "Start", p: "Progress", factor: Factor):
+        lower, rows, columns = begun.lower, begun.rows, begun.columns
+        constraints, unravel = packed(problem.constraints), Unravel.like(problem.y0)
+        split, plain = classify(
+            rows, constraints, x, p.sweep, factor, p.infeasible, self.diagnose
         )
-        return Progress(
-            mode=jnp.where(failed, p.mode + 1, jnp.where(spent, _OVER, p.mode)),
-            sweep=sweep,
-            start=start,
-            # The last mode has nowhere to go: its point is the answer there is.
-            restart=failed & (p.mode != _HOLD),
-            penalty=p.penalty,
-            reach=p.reach,
-            damping=p.damping,
-            infeasible=p.infeasible,
-            tries=jnp.where(spent, 0, p.tries + 1),
-            passes=p.passes + 1,
-            safeguard=p.safeguard,
-            factorisations=p.factorisations,
+        point = p.sweep.point
+
+        def verdict(_):
+            loose = is_loose(lower, rows, factor, point.y, split.active, split.weak)
+            return _verdict(x, rows, p, split, factor, loose)
+
+        status = run_unless(split.settled, verdict, code_of(Status.successful))
+        found = _assembled(
+            unravel, constraints, x, columns, rows, p, split, plain, status
+        )
+        return LowerSolution(
+            **found._asdict(),
+            weak=split.weak,
+            shared_dependence=split.shared,
+            iterations=Iterations(p.passes, p.factorisations, p.safeguard),
+            status=as_status(status),
+            factor=DenseFactor(factor, split.rows_inverse, rows.norm, columns),
         )
 
 
-# Modes of a solve, each the fall-back of the one before. Newton passes from the start;
-# exact quadratic programs with a line search; Newton passes from the active set
-# that these proved; the same with that set held.
-_FAST, _GUARD, _TRUST, _HOLD, _OVER = range(5)
+class Start(NamedTuple):
+    """Where a solve begins: primal–dual point, factor, and the inverse of its rows.
+
+    `cold` is the start without a warm one; `same` says that `rows_inverse` is of the
+    `active` rows.
+    """
+
+    lower: Any
+    rows: Rows
+    columns: Float[Array, " n"]
+    cold: Float[Array, " n"]
+    y: Float[Array, " n"]
+    multipliers: Float[Array, " k"]
+    active: Bool[Array, " k"]
+    same: Bool[Array, ""]
+    factor: Factor
+    rows_inverse: Schur
 
 
-class Progress(eqx.Module):
-    """State of a solve. `start` is where the next restart begins."""
+class Progress(NamedTuple):
+    """State of a solve. `start` is where the next restart begins.
+
+    `decrement`, `noise` and `force` are those of the last step of the safeguard.
+    The truth values at the end say what the next step is.
+    """
 
     mode: Int[Array, ""]
     sweep: Sweep
@@ -242,143 +219,304 @@ class Progress(eqx.Module):
     reach: Float[Array, ""]
     damping: Float[Array, ""]
     infeasible: Bool[Array, ""]
+    decrement: Float[Array, ""]
+    noise: Float[Array, ""]
+    force: Float[Array, ""]
+    rounds: Int[Array, ""]
     tries: Int[Array, ""]
     passes: Int[Array, ""]
     safeguard: Int[Array, ""]
     factorisations: Int[Array, ""]
+    going: Bool[Array, ""]
+    guarding: Bool[Array, ""]
+    holding: Bool[Array, ""]
+    stale: Bool[Array, ""]
+    doubtful: Bool[Array, ""]
 
 
-def _damping(damping, full):
-    """Along flat directions steps grow as long as they are not cut."""
-    return jnp.clip(jnp.where(full, 0.25, 4) * damping, 1e-6, 1)
+def _announced(p: Progress, rows: Rows) -> Progress:
+    """`p` with what its mode says about the next step."""
+    guarding = p.mode == _GUARD
+    return p._replace(
+        going=~rows.empty & (p.mode < _OVER),
+        guarding=guarding,
+        holding=p.mode == _HOLD,
+        stale=p.sweep.stale | guarding,
+    )
 
 
-def _solved(sweep: Sweep, factor: Factor):
-    """Whether the residual is small, and hides nothing.
+@stage
+def _first(rows: Rows, cold_y, sweep: Sweep, factor: Factor) -> Progress:
+    sweep = sweep._replace(
+        stale=sweep.stale | ~factor.definite, done=sweep.done & factor.definite
+    )
+    no, zero, one = jnp.asarray(False), jnp.asarray(0), jnp.ones((), cold_y.dtype)
+    progress = Progress(
+        mode=jnp.where(sweep.done & is_solved(sweep, factor), _OVER, _FAST),
+        sweep=sweep,
+        start=(cold_y, jnp.zeros_like(rows.rhs), rows.equality & rows.usable),
+        restart=no,
+        penalty=0 * one,
+        reach=one,
+        damping=one,
+        infeasible=no,
+        decrement=jnp.inf * one,
+        noise=0 * one,
+        force=0 * one,
+        rounds=zero,
+        tries=sweep.passes,
+        passes=sweep.passes,
+        safeguard=zero,
+        factorisations=zero,
+        going=no,
+        guarding=no,
+        holding=no,
+        stale=no,
+        doubtful=no,
+    )
+    return _announced(progress, rows)
 
-    Next to stiff directions any force along a soft one looks small. So the step that is
-    left must be no blatant one; where directions are flat the pass must have been a
-    Newton step as well, on rows that are right to rounding, to a known place.
+
+@stage
+def _guarded(p: Progress, step: Guarded) -> Progress:
+    """After a step of the safeguard."""
+    over = step.infeasible | ~jnp.all(jnp.isfinite(step.y))
+    # Along flat directions steps grow as long as they are not cut.
+    damping = jnp.clip(jnp.where(step.full, 0.25, 4) * p.damping, 1e-6, 1)
+    return p._replace(
+        mode=jnp.where(over, _OVER, jnp.where(step.full, _TRUST, _GUARD)),
+        start=(step.y, step.multipliers, step.active),
+        restart=jnp.asarray(True),
+        penalty=step.penalty,
+        reach=step.reach,
+        damping=damping,
+        infeasible=step.infeasible,
+        decrement=step.decrement,
+        noise=step.noise,
+        force=step.force,
+        rounds=p.rounds + 1,
+        tries=jnp.zeros_like(p.tries),
+        safeguard=p.safeguard + step.steps,
+    )
+
+
+@stage
+def _passed(
+    p: Progress, sweep: Sweep, factor: Factor, max_passes, max_rounds
+) -> Progress:
+    """After a Newton pass."""
+    if sweep.point.y.dtype != jnp.float64:
+        # What regularising the rows leaves behind is visible in low precision: a
+        # second pass on the same rows removes it.
+        new_rows = jnp.any(sweep.point.active != p.sweep.point.active)
+        again = new_rows & jnp.isfinite(sweep.point.kkt)
+        sweep = sweep._replace(done=sweep.done & ~again)
+    sweep = without_decline(p.sweep, sweep, factor.damped)
+    spent = sweep.done | (p.tries + 1 >= max_passes) | ~factor.definite
+    # Without a definite Hessian a stationary point is not the answer.
+    failed = spent & ~(is_solved(sweep, factor) & factor.definite)
+    # The safeguard trusts no `y` of the fast path, but tries its rows first.
+    guess = (p.start[0], sweep.point.multipliers, sweep.point.active)
+    start = jax.tree.map(lambda a, b: jnp.where(p.mode == _FAST, a, b), guess, p.start)
+    # What Newton passes cannot finish goes back to the safeguard, as long as that has
+    # somewhere to go; else their point is the answer there is.
+    more = (p.decrement > p.noise) & (p.rounds < max_rounds)
+    behind = jnp.where(more, _GUARD, _OVER)
+    behind = jnp.where(p.mode == _HOLD, behind, p.mode + 1)
+    mode = jnp.where(failed, behind, jnp.where(spent, _OVER, p.mode))
+    return p._replace(
+        mode=mode,
+        sweep=sweep,
+        start=start,
+        restart=failed & (mode != _OVER),
+        tries=jnp.where(spent, 0, p.tries + 1),
+        passes=p.passes + 1,
+    )
+
+
+@stage
+def _trusted(new: Progress, factor: Factor) -> Progress:
+    """After the safeguard: whether Newton passes may do the rest.
+
+    Once a full step makes the quadratic model predict the gradient, `g` is quadratic as
+    far as it matters. In lengths of steps: forces along soft directions would drown in
+    those of stiff ones.
     """
-    point, tol = sweep.point, tolerances(sweep.point.y.dtype)
-    error, far = largest(sweep.y_noise, point.y)
-    length = jnp.maximum(far, jnp.max(point.length, initial=0))
-    known = error <= jnp.where(factor.damped, tol.sure, 1 / tol.sure) * length
-    newton = sweep.describes & stands_still(sweep)
-    # Where no force is left at all, nothing is hidden.
-    sure = (known & (newton | ~factor.damped)) | (point.kkt == 0)
-    return (point.kkt <= tol.accept) & sure
+    after = jnp.linalg.norm(new.sweep.point.stationarity @ factor.whitener)
+    trusted = new.mode == _TRUST
+    tol = tolerances(after.dtype)
+    # A damped program has other rows until it stands still, and along an edge of a flat
+    # `g` forces may be small and the way long.
+    damped = tol.eps**0.5 * new.force
+    small = jnp.where(factor.damped, damped, tol.stale * new.decrement + new.noise)
+    holds = after <= small
+    return new._replace(
+        mode=jnp.where(trusted & ~holds, _GUARD, new.mode),
+        doubtful=trusted & holds & factor.damped,
+    )
 
 
-@eqx.filter_jit
+@stage
+def _decided(turned: Progress, rows: Rows, hessian) -> Progress:
+    """A damped step counts only where the rows it found leave nothing open."""
+    decided = is_decided(hessian, rows, turned.sweep.point.active)
+    return turned._replace(mode=jnp.where(decided, turned.mode, _GUARD))
+
+
+@stage
+def _turn(p: Progress, new: Progress, factor: Factor, rows: Rows, max_rounds):
+    """What comes next."""
+    limit = (new.mode == _GUARD) & p.guarding & (new.rounds >= max_rounds)
+    mode = jnp.where(limit, _OVER, new.mode)
+    # An indefinite Hessian ends everything, except a fast path gone astray.
+    astray = jnp.where(p.mode == _FAST, mode, _OVER)
+    mode = jnp.where(factor.definite, mode, astray)
+    new = new._replace(
+        mode=mode,
+        factorisations=p.factorisations + p.stale,
+        doubtful=jnp.asarray(False),
+    )
+    return _announced(new, rows)
+
+
+def start(problem, x, warm: LowerSolution | None = None) -> Start:
+    """The lower level in units of its columns, and where its solve begins.
+
+    A failed warm start gives its factor only; a run computes the units once, since
+    `warm` has them.
+    """
+    if warm is None:
+        warm = blank_solution(problem)
+    constraints, unravel = packed(problem.constraints), Unravel.like(problem.y0)
+    factor: Any = warm.factor
+    if factor is None:
+        factor = blank_solution(problem).factor
+    given = (warm.status._value, warm.y, warm.multipliers, warm.active)
+    inverted = factor.rows_inverse.active
+    at = lambda units: _start(constraints, x, problem.y0, given, units, inverted)
+    found = at(factor.columns)
+    found = run_unless(found.known, lambda _: at(_units(constraints, unravel)), found)
+    lower = packed(FlatLower(problem.lower, x, unravel, found.columns))
+    return Start(
+        lower, *found[:-1], factor=factor.hessian, rows_inverse=factor.rows_inverse
+    )
+
+
+class _Started(NamedTuple):
+    """`Start` without what is not an array; `known` tells that units are right."""
+
+    rows: Rows
+    columns: Float[Array, " n"]
+    cold: Float[Array, " n"]
+    y: Float[Array, " n"]
+    multipliers: Float[Array, " k"]
+    active: Bool[Array, " k"]
+    same: Bool[Array, ""]
+    known: Bool[Array, ""]
+
+
+@partial(stage, static=(1,))
+def _units(constraints, unravel: Unravel):
+    size, dtype = unravel.size, unravel.dtypes[0]
+    return units_of_columns(constraints.matrix(size, dtype))
+
+
+@stage
+def _start(constraints, x, y0, given, columns, inverted):
+    code, warm_y, warm_multipliers, warm_active = given
+    y0 = ravel_pytree(y0)[0]
+    size, dtype = y0.size, y0.dtype
+    known = jnp.all(columns > 0)
+    units = jnp.where(known, columns, 1)
+    rows = unit_rows(constraints, x, size, dtype, units)
+    usable = code == code_of(Status.successful)
+    cold = y0 / units
+    y = jnp.where(usable, ravel_pytree(warm_y)[0].astype(dtype) / units, cold)
+    active = rows.usable & (rows.equality | (usable & warm_active))
+    multipliers = jnp.where(usable & active, warm_multipliers * rows.norm, 0)
+    same = jnp.all(active == inverted)
+    known = known | ~may_have_units(rows.A)
+    return _Started(rows, units, cold, y, multipliers, active, same, known)
+
+
 def blank_solution(problem) -> LowerSolution:
     """A failed warm start: with it a cold solve is the same program as a warm one."""
-    y, unravel = ravel_pytree(problem.y0)
-    k, dtype = problem.constraints.num_rows, y.dtype
-    no, nan = jnp.zeros(k, bool), jnp.asarray(jnp.nan, dtype)
-    zeros, zero = jnp.zeros(k, dtype), jnp.asarray(0)
-    blank = LowerSolution(
-        y=unravel(y),
+    y = problem.y0
+    k, leaf = problem.constraints.num_rows, jax.tree.leaves(y)[0]
+    size = sum(part.size for part in jax.tree.leaves(y))
+    make = _kept_blank if in_stages() else _blank
+    blank = make(k, size, leaf.dtype)
+    return LowerSolution(y=y, status=Status.iteration_limit, **blank)
+
+
+def _blank(k: int, n: int, dtype) -> dict[str, Any]:
+    no, nan = np.zeros(k, bool), np.asarray(np.nan, dtype)
+    zeros, zero = np.zeros(k, dtype), jnp.asarray(0)
+    units: Any = (np.ones(k, dtype), np.zeros(n, dtype))
+    # Nothing was factored, and nobody may believe it was.
+    factor = blank_factor(k, n, dtype)._replace(definite=np.asarray(False))
+    blank = dict(
         multipliers=zeros,
         slack=zeros,
         active=no,
         weak=no,
-        shared_dependence=jnp.asarray(True),
+        shared_dependence=np.asarray(True),
         margin=nan,
         error=nan,
         kkt_residual=nan,
         iterations=Iterations(zero, zero, zero),
-        status=Status.iteration_limit,
-        factor=DenseFactor(
-            # Nothing was factored, and nobody may believe it was.
-            eqx.tree_at(
-                lambda factor: factor.definite,
-                blank_factor(k, y.size, dtype),
-                jnp.asarray(False),
-            ),
-            blank_schur(k, dtype),
-            jnp.ones(k, dtype),
-        ),
+        factor=DenseFactor(factor, blank_schur(k, dtype), *units),
     )
-    return strongly_typed(blank)
+    return jax.tree.map(jnp.asarray, blank)
 
 
-def _start(rows: Rows, y, warm: LowerSolution | None):
-    """Primal–dual start, factor and inverse for the active rows.
-
-    A failed warm start gives its factor only.
-    """
-    k = rows.rhs.size
-    factor, rows_inverse = blank_factor(k, y.size, y.dtype), blank_schur(k, y.dtype)
-    if warm is None:
-        active = rows.equality & rows.usable
-        return (y, jnp.zeros(k, y.dtype), active), factor, rows_inverse
-    usable = warm.success
-    y = jnp.where(usable, ravel_pytree(warm.y)[0].astype(y.dtype), y)
-    multipliers = jnp.where(usable, warm.multipliers * rows.norm, 0)
-    active = rows.usable & (rows.equality | (usable & warm.active))
-    if warm.factor is not None:
-        factor = warm.factor.hessian
-        rows_inverse = run_if(
-            jnp.any(active != warm.factor.rows_inverse.active),
-            lambda _: schur(factor, active),
-            warm.factor.rows_inverse,
-        )
-    return (y, jnp.where(active, multipliers, 0), active), factor, rows_inverse
+_kept_blank = functools.lru_cache(maxsize=64)(_blank)
 
 
-def _solution(
-    problem, x, lower: FlatLower, rows: Rows, p: Progress, factor: Factor, diagnose
-) -> LowerSolution:
-    point = p.sweep.point
-    coupling = problem.constraints.coupling_matrix(
-        sum(leaf.size for leaf in jax.tree.leaves(x)), point.y.dtype
-    )
-    if coupling is not None:
-        coupling = coupling / rows.norm[:, None]
-    split, margin, error = classify(
-        rows, coupling, p.sweep, factor, p.infeasible, diagnose
-    )
-    p = eqx.tree_at(lambda p: p.infeasible, p, p.infeasible | split.empty)
-    unsolved = rows.empty | split.empty | ~_solved(p.sweep, factor)
-
-    def verdict(_):
-        loose = is_loose(lower, rows, factor, point.y, split.active, split.weak)
-        failure = _failure(rows, p, ~factor.definite | loose, x)
-        return Status.where(unsolved | loose, failure, Status.successful)
-
-    status = run_if(unsolved | factor.damped, verdict, Status.successful)
-    void = (status != Status.successful) & (status != Status.iteration_limit)
-    nan = jnp.asarray(jnp.nan, point.y.dtype)
-    slack = jnp.where(
-        rows.usable, -point.violation * rows.norm, problem.constraints.rhs(x)
-    )
-    return LowerSolution(
-        y=lower.unravel(jnp.where(void, nan, point.y)),
-        multipliers=jnp.where(void, nan, split.multipliers / rows.norm),
-        slack=jnp.where(void, nan, slack),
-        active=split.active | rows.equality,
-        weak=split.weak,
-        shared_dependence=split.shared,
-        margin=jnp.where(void, nan, margin),
-        error=jnp.where(void, nan, error),
-        kkt_residual=jnp.where(void, nan, point.kkt),
-        iterations=Iterations(p.passes, p.factorisations, p.safeguard),
-        status=status,
-        factor=DenseFactor(factor, split.rows_inverse, rows.norm),
-    )
-
-
-def _failure(rows: Rows, p: Progress, soft, x):
-    """Why there is no solution; earlier lines win."""
+@stage
+def _verdict(x, rows: Rows, p: Progress, split: Split, factor: Factor, loose):
+    """The status of an answer that is none, or that is not unique."""
+    infeasible = p.infeasible | split.empty
+    unsolved = rows.empty | split.empty | ~is_solved(p.sweep, factor)
     data = (x, rows.A, jnp.where(rows.usable, rows.rhs, 0))
+    # Earlier lines win.
     cases = (
+        (~(unsolved | loose), Status.successful),
         (~all_finite(data), Status.non_finite),
-        (rows.empty | p.infeasible, Status.infeasible),
+        (rows.empty | infeasible, Status.infeasible),
         (~all_finite(p.sweep.point.gradient), Status.non_finite),
-        (soft, Status.not_strongly_convex),
+        (~factor.definite | loose, Status.not_strongly_convex),
     )
-    status = Status.iteration_limit
-    for failed, kind in reversed(cases):
-        status = Status.where(failed, kind, status)
+    status = jnp.asarray(code_of(Status.iteration_limit))
+    for holds, kind in reversed(cases):
+        status = jnp.where(holds, code_of(kind), status)
     return status
+
+
+class _Found(NamedTuple):
+    y: Any
+    multipliers: Float[Array, " k"]
+    slack: Float[Array, " k"]
+    active: Bool[Array, " k"]
+    margin: Float[Array, ""]
+    error: Float[Array, ""]
+    kkt_residual: Float[Array, ""]
+
+
+@partial(stage, static=(0,))
+def _assembled(unravel, constraints, x, columns, rows, p, split, plain, status):
+    """The answer in the units of the problem; NaN where there is none."""
+    point = p.sweep.point
+    answers = (code_of(Status.successful), code_of(Status.iteration_limit))
+    void = (status != answers[0]) & (status != answers[1])
+    or_nan = lambda value: jnp.where(void, jnp.nan, value)
+    slack = jnp.where(rows.usable, -point.violation * rows.norm, constraints.rhs(x))
+    return _Found(
+        y=unravel(or_nan(point.y) * columns),
+        multipliers=or_nan(split.multipliers / rows.norm),
+        slack=or_nan(slack),
+        active=split.active | rows.equality,
+        margin=or_nan(margin_of(rows, split, plain)),
+        error=or_nan(jnp.linalg.norm(columns * p.sweep.y_noise)),
+        kkt_residual=or_nan(point.kkt),
+    )

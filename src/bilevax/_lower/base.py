@@ -1,7 +1,7 @@
 """What every lower-level solver returns, and the shape of a solver."""
 
 import abc
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ from .._problem import Problem
 from .._status import Status
 
 
-class Iterations(eqx.Module):
+class Iterations(NamedTuple):
     """Work done by one lower-level solve.
 
     - `passes`: Newton (or first-order) passes over the KKT system.
@@ -75,26 +75,6 @@ class AbstractLowerSolver(eqx.Module):
         A derivative can be finite outside (logarithms), the value is not.
         """
         return all_finite(problem.lower_value(x, solution.y))
-
-
-def run_if(predicate: Bool[Array, ""], function, operand):
-    """`function(operand)` where `predicate` holds, else `operand`.
-
-    A loop of at most one trip: under vmap its body runs only if some member needs it,
-    whereas `lax.cond` would become a select and make every member pay.
-    """
-    # What `function` closes over does not change in the loop, so XLA would move all the
-    # work on it out of the loop again; the barrier ties it to the predicate.
-    closed = eqx.filter_closure_convert(function, operand)
-    arrays, rest = eqx.partition(closed, eqx.is_array)
-
-    def body(carry):
-        _, arrays_now, operand = jax.lax.optimization_barrier(
-            (carry[0], arrays, carry[1])
-        )
-        return jnp.asarray(False), eqx.combine(arrays_now, rest)(operand)
-
-    return jax.lax.while_loop(lambda c: c[0], body, (predicate, operand))[1]
 
 
 def all_finite(tree) -> Bool[Array, ""]:

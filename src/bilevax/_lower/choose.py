@@ -2,22 +2,24 @@
 
 from typing import Any
 
+import jax
+
 from .._constraints import Box, Simplex
 from .._problem import Problem, check_like
 from .active_set import ActiveSet
 from .base import AbstractLowerSolver, LowerSolution
 from .projected import ProjectedGradient
 
+_DEFAULT = ActiveSet()
 # Above this many variables products beat factorisations for boxes and simplices.
-_LARGE = 200
+_LARGE = 500
 
 
 def default_solver(problem: Problem) -> AbstractLowerSolver:
     """`ActiveSet`, except for large boxes and simplices."""
     structured = isinstance(problem.constraints, Box | Simplex)
-    if structured and problem.constraints.num_inequalities > _LARGE:
-        return ProjectedGradient()
-    return ActiveSet()
+    size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
+    return ProjectedGradient() if structured and size > _LARGE else _DEFAULT
 
 
 def checked_solver(

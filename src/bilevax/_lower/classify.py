@@ -9,21 +9,25 @@ derivative is unique; if not, `x` sits at a kink or at the edge of the set of `x
 non-empty lower level.
 """
 
-import equinox as eqx
+from functools import partial
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from .._control import run_unless, stage
 from .._tolerances import tolerances
-from .base import run_if
 from .dense import Factor, Rows, Schur, largest, schur
 from .dual_active_set import dual_active_set
-from .newton import Point, Sweep
-
-_LP_WEIGHT = 1e-4
+from .newton import Point, Sweep, is_solved
 
 
-class Split(eqx.Module):
-    """Rows split three ways, with the multipliers that justify it."""
+class Split(NamedTuple):
+    """Rows split three ways, with the multipliers that justify it.
+
+    `settled`: solved, and in need of no further words.
+    """
 
     multipliers: Float[Array, " k"]
     active: Bool[Array, " k"]
@@ -31,17 +35,43 @@ class Split(eqx.Module):
     shared: Bool[Array, ""]
     empty: Bool[Array, ""]
     rows_inverse: Schur
+    settled: Bool[Array, ""]
+
+
+class _Plain(NamedTuple):
+    """The split of rows one by one, and what `_degenerate` needs to go on."""
+
+    split: Split
+    slack: Float[Array, " k"]
+    inequality: Bool[Array, " k"]
+    tight: Bool[Array, " k"]
+    holds: Bool[Array, " k"]
+    clear: Bool[Array, ""]
 
 
 def classify(
-    rows: Rows, coupling, sweep: Sweep, factor: Factor, infeasible, diagnose: bool
+    rows: Rows, constraints, x, sweep: Sweep, factor: Factor, infeasible, diagnose: bool
 ):
-    """The split, its margin, and an estimate of `|y - y*|`.
+    """The split, and what `margin_of` needs beside it.
 
-    `coupling` is `B` in unit rows, or None. Without `diagnose`, rows that are tight
-    with a multiplier of zero stay as the last pass left them, and so do all where the
-    rows were proven `infeasible`.
+    Without `diagnose`, rows that are tight with a multiplier of zero stay as the last
+    pass left them, and so do all where the rows were proven `infeasible`.
     """
+    plain = _plain(rows, sweep, factor, infeasible, diagnose)
+    split = plain.split
+    if diagnose:
+        split = run_unless(
+            plain.clear,
+            lambda s: _with_inverse(
+                factor, _degenerate(rows, constraints, x, sweep.point, plain)
+            ),
+            split,
+        )
+    return split, plain
+
+
+@partial(stage, static=(4,))
+def _plain(rows: Rows, sweep: Sweep, factor: Factor, infeasible, diagnose) -> _Plain:
     point = sweep.point
     tol = tolerances(point.y.dtype)
     slack = -point.violation
@@ -68,25 +98,29 @@ def classify(
         shared=jnp.asarray(True),
         empty=jnp.asarray(False),
         rows_inverse=sweep.rows_inverse,
+        settled=~rows.empty & is_solved(sweep, factor) & ~factor.damped,
     )
-    if diagnose:
-        changed = jnp.any(split.active != point.active)
-        degenerate = jnp.any(weak) | ~sweep.rows_inverse.independent | changed
-        split = run_if(
-            degenerate & ~infeasible,
-            lambda s: _degenerate(
-                rows, coupling, point, factor, tight | strong, holds, s
-            ),
-            split,
-        )
-    trust = jnp.where(inequality, jnp.maximum(split.multipliers, slack), jnp.inf)
-    margin = jnp.maximum(jnp.min(trust, initial=jnp.inf), 0)
-    return split, margin, error
+    changed = jnp.any(split.active != point.active)
+    degenerate = jnp.any(weak) | ~sweep.rows_inverse.independent | changed
+    clear = ~(degenerate & ~infeasible)
+    return _Plain(split, slack, inequality, tight | strong, holds, clear)
 
 
-def _degenerate(
-    rows: Rows, coupling, point: Point, factor: Factor, tight, holds, split
-):
+def margin_of(rows: Rows, split: Split, plain: _Plain) -> Float[Array, ""]:
+    """The smallest multiplier or slack, in the units of `y` and of its unit rows."""
+    unit = rows.norm / rows.plain_norm
+    trust = jnp.maximum(split.multipliers / unit, plain.slack * unit)
+    trust = jnp.where(plain.inequality, trust, jnp.inf)
+    return jnp.maximum(jnp.min(trust, initial=jnp.inf), 0)
+
+
+def _with_inverse(factor: Factor, split: Split) -> Split:
+    return split._replace(rows_inverse=schur(factor, split.active))
+
+
+@stage
+def _degenerate(rows: Rows, constraints, x, point: Point, plain: _Plain) -> Split:
+    split, tight, holds = plain.split, plain.tight, plain.holds
     tol = tolerances(point.y.dtype)
     tight = tight & rows.usable | (rows.equality & rows.usable)
     null, pseudo, smallest = _row_spaces(rows.A, tight)
@@ -97,12 +131,15 @@ def _degenerate(
     best = _max_min_multipliers(
         null, shortest, tight & ~rows.equality, point.force, dependent
     )
-    best = jnp.where(tight, best, 0)
-    missing = jnp.linalg.norm(point.gradient + best @ rows.A)
-    noise = tol.safety * (missing + tol.eps * point.force) / jnp.sqrt(smallest)
-    noise = noise + tol.rounding * largest(best)[0] / _LP_WEIGHT
+    # What is returned is checked; those of the last pass are accepted already.
+    signed = lambda mu: jnp.where(rows.equality, mu, jnp.maximum(mu, 0))
+    left = lambda mu: jnp.linalg.norm(point.gradient + mu @ rows.A)
+    best, last = signed(jnp.where(tight, best, 0)), signed(point.multipliers)
+    sound = left(best) <= tol.accept * point.force
+    best = jnp.where(sound, best, last)
+    noise = tol.safety * (left(best) + tol.eps * point.force) / jnp.sqrt(smallest)
+    noise = noise + tol.rounding * largest(best)[0] / _weight(best.dtype)
     multipliers = jnp.where(dependent, best, split.multipliers)
-    multipliers = jnp.where(rows.equality, multipliers, jnp.maximum(multipliers, 0))
     strong = jnp.where(
         dependent,
         tight & ~rows.equality & (best > noise),
@@ -110,20 +147,25 @@ def _degenerate(
     )
     active = strong | (rows.equality & rows.usable) | holds
     shared = jnp.asarray(True)
+    size = sum(leaf.size for leaf in jax.tree.leaves(x))
+    coupling = constraints.coupling_matrix(size, rows.A.dtype)
     if coupling is not None:
+        coupling = coupling / rows.norm[:, None]
         kernel, _, least = _row_spaces(rows.A, active)
         conflict = kernel @ jnp.where(active[:, None], coupling, 0)
         miss, scale = largest(conflict, jnp.where(active[:, None], coupling, 0))
         shared = miss <= jnp.sqrt(tol.eps) * scale
         # Always true: it makes the next factorisation wait for this one.
         active = active & (least > 0)
+    empty = _conflict(rows, point, tight, null, pseudo)
     return Split(
         multipliers=multipliers,
         active=active,
         weak=tight & ~(strong | rows.equality),
         shared=shared,
-        empty=_conflict(rows, point, tight, null, pseudo),
-        rows_inverse=schur(factor, active),
+        empty=empty,
+        rows_inverse=split.rows_inverse,
+        settled=split.settled & ~empty,
     )
 
 
@@ -173,17 +215,23 @@ def _max_min_multipliers(null, shortest, bounded, force, enabled):
     scale = jnp.max(jnp.abs(shortest), initial=0)
     scale = jnp.where(scale > tolerances(shortest.dtype).rounding * force, scale, force)
     unit = shortest / jnp.where(scale > 0, scale, 1)
-    length = jnp.sqrt((jnp.diagonal(null) + 1) / _LP_WEIGHT)
+    weight = _weight(shortest.dtype)
+    length = jnp.sqrt((jnp.diagonal(null) + 1) / weight)
     dual = dual_active_set(
-        (null + 1) / _LP_WEIGHT / (length[:, None] * length),
-        (1 / _LP_WEIGHT - unit) / length,
+        (null + 1) / weight / (length[:, None] * length),
+        (1 / weight - unit) / length,
         bounded,
         jnp.zeros_like(bounded),
         max_steps=20 * shortest.size + 100,
         enabled=enabled,
     )
-    move = null @ (dual.mu / length) / _LP_WEIGHT
+    move = null @ (dual.mu / length) / weight
     target = jnp.min(jnp.where(bounded, unit + move, 1), initial=1)
     share = jnp.where(bounded & (unit < target), (target - unit) / move, 0)
     share = jnp.clip(jnp.max(share, initial=0), 0, 1)
     return scale * (unit + share * move)
+
+
+def _weight(dtype):
+    """Of the quadratic term: small, and rounding smaller."""
+    return tolerances(dtype).eps ** 0.25

@@ -13,52 +13,56 @@ inside a thread of XLA's pool for the other threads, and with few threads they w
 ever. So every factorisation here and in its callers feeds the next.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.lax.linalg import triangular_solve
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._problem import Problem
+from .._control import in_stages, run_unless, stage
+from .._problem import scalar
 from .._tolerances import tolerances
-from .base import run_if
 
 # A truth value known now, or on the device.
 BoolLike = bool | Bool[Array, ""]
 
 
-class Rows(eqx.Module):
+class Rows(NamedTuple):
     """Constraint rows at one `x`, scaled to unit norm: `A y <= rhs`.
 
     Zero rows and infinite bounds are kept but not `usable`; they never become active.
     `A` and `norm` do not depend on `x`, so a loop over `x` computes them once.
+    `plain_norm` are the norms before columns were scaled.
     """
 
     A: Float[Array, "k n"]
     rhs: Float[Array, " k"]
     scale: Float[Array, " k"]
     norm: Float[Array, " k"]
+    plain_norm: Float[Array, " k"]
     usable: Bool[Array, " k"]
     equality: Bool[Array, " k"]
     empty: Bool[Array, ""]
 
 
-def unit_rows(constraints, x, size: int, dtype) -> Rows:
-    """The rows of `constraints` at `x`, with what is wrong with them noted."""
-    A = constraints.matrix(size, dtype)
+def unit_rows(constraints, x, size: int, dtype, columns=None) -> Rows:
+    """The rows of `constraints` at `x`, with what is wrong with them noted.
+
+    With units of `columns`, the rows of `y / columns`.
+    """
+    plain = A = constraints.matrix(size, dtype)
+    A = A if columns is None else A * columns
     rhs = constraints.rhs(x).astype(dtype)
     scale = constraints.rhs_scale(x).astype(dtype)
     k = A.shape[0]
     equality = jnp.arange(k) >= constraints.num_inequalities
-    # Two steps, so that rows near the limits of the exponent neither over- nor
-    # underflow.
-    largest = jnp.max(sizes(A), axis=1, initial=0)
-    safe = jnp.where(largest > 0, largest, 1)
-    norm = safe * jnp.sqrt(jnp.sum((A / safe[:, None]) ** 2, axis=1))
-    norm = jnp.where(largest > 0, norm, 1)
+    largest, norm = _norms(A)
     zero_row = largest == 0
     noise = tolerances(dtype).rounding * scale
     impossible = jnp.where(equality, jnp.isinf(rhs), rhs == -jnp.inf)
@@ -70,10 +74,21 @@ def unit_rows(constraints, x, size: int, dtype) -> Rows:
         rhs=jnp.where(usable, rhs / norm, 0),
         scale=jnp.where(usable, scale / norm, 0),
         norm=norm,
+        plain_norm=norm if columns is None else _norms(plain)[1],
         usable=usable,
         equality=equality,
         empty=jnp.any(impossible) | jnp.any(zero_row & violated),
     )
+
+
+def _norms(A):
+    """The largest entry and the norm of each row (one for rows of zeros)."""
+    # Two steps, so that rows near the limits of the exponent neither over- nor
+    # underflow.
+    largest = jnp.max(sizes(A), axis=1, initial=0)
+    safe = jnp.where(largest > 0, largest, 1)
+    norm = safe * jnp.sqrt(jnp.sum((A / safe[:, None]) ** 2, axis=1))
+    return largest, jnp.where(largest > 0, norm, 1)
 
 
 def single(rows: Rows) -> Bool[Array, "k n"]:
@@ -82,15 +97,20 @@ def single(rows: Rows) -> Bool[Array, "k n"]:
     return entries & (jnp.sum(entries, axis=1) == 1)[:, None]
 
 
-class FlatLower(eqx.Module):
-    """The lower level at one `x` as functions of a flat `y`."""
+class FlatLower(NamedTuple):
+    """The lower level at one `x` as functions of a flat `y`, in units of `columns`."""
 
-    problem: Problem
+    function: Callable
     x: PyTree[Array]
-    unravel: Callable = eqx.field(static=True)
+    unravel: "Unravel"
+    columns: Float[Array, " n"] | None = None
+
+    def natural(self, y):
+        """`y` as the problem knows it."""
+        return self.unravel(y if self.columns is None else y * self.columns)
 
     def value(self, y):
-        return self.problem.lower_value(self.x, self.unravel(y))
+        return scalar(self.function(self.x, self.natural(y)), "lower")
 
     def gradient(self, y):
         return jax.grad(self.value)(y)
@@ -105,13 +125,52 @@ class FlatLower(eqx.Module):
         return 0.5 * (columns + columns.T)
 
 
+@dataclass(frozen=True)
+class Unravel:
+    """From a flat array to a pytree; the same for the same shapes, as stages need."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple
+
+    @classmethod
+    def like(cls, tree: PyTree[Array]) -> "Unravel":
+        leaves, structure = jax.tree.flatten(tree)
+        shapes = tuple(jnp.shape(leaf) for leaf in leaves)
+        return cls(structure, shapes, tuple(leaf.dtype for leaf in leaves))
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def __call__(self, flat: Float[Array, " n"]) -> PyTree[Array]:
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        parts = jnp.split(flat, ends)
+        leaves = [
+            part.reshape(shape).astype(dtype)
+            for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
+        ]
+        return self.structure.unflatten(leaves)
+
+
 def flatten(problem, x) -> tuple[FlatLower, Float[Array, " n"]]:
     """The flat lower level and the flat start point."""
-    y0, unravel = ravel_pytree(problem.y0)
-    return FlatLower(problem, x, unravel), y0
+    unravel = Unravel.like(problem.y0)
+    return FlatLower(problem.lower, x, unravel), ravel_pytree(problem.y0)[0]
 
 
-class Lifted(eqx.Module):
+@stage
+def along(lower: FlatLower, y, d):
+    """The gradient of `g` and the product of its Hessian with `d`."""
+    return jax.jvp(lower.gradient, (y,), (d,))
+
+
+@stage
+def hessian_of(lower: FlatLower, y) -> Float[Array, "n n"]:
+    return lower.hessian(y)
+
+
+class Lifted(NamedTuple):
     """A factored Hessian and what was added to it; the identity if not `definite`.
 
     `lifted` coordinates had no curvature of their own; `softened` tells that other
@@ -143,7 +202,7 @@ def whitened(hessian, lifted, props, softened) -> Lifted:
     return Lifted(hessian, whitener, definite, lifted, props, jnp.asarray(softened))
 
 
-class Factor(eqx.Module):
+class Factor(NamedTuple):
     """`R = L^{-T}`, and the rows in the metric of the inverse Hessian `R R^T`.
 
     `holds` are the rows in one `lifted` coordinate alone; see `Lifted`. Matrices that
@@ -155,6 +214,7 @@ class Factor(eqx.Module):
     flat_inverse: Float[Array, " nm"]
     lift: Float[Array, "k n"]
     diagonal: Float[Array, " n"]
+    coupled: Float[Array, " n"]
     W: Float[Array, "k n"]
     sigma: Float[Array, " k"]
     gram: Float[Array, "k k"]
@@ -184,6 +244,7 @@ class Factor(eqx.Module):
         return self.flat_inverse.reshape(self.diagonal.size, -1)
 
 
+@stage
 def factorise(rows: Rows, prepared: Lifted) -> Factor:
     """The rows in the metric of a Hessian."""
     definite, whitener = prepared.definite, prepared.whitener
@@ -199,6 +260,7 @@ def factorise(rows: Rows, prepared: Lifted) -> Factor:
         flat_inverse=inverse.reshape(-1),
         lift=lift,
         diagonal=jnp.where(definite, diagonal, 1),
+        coupled=_coupled(prepared.hessian),
         W=W,
         sigma=sigma,
         gram=W @ W.T,
@@ -210,21 +272,33 @@ def factorise(rows: Rows, prepared: Lifted) -> Factor:
     )
 
 
+def _coupled(hessian) -> Float[Array, " n"]:
+    """The largest `|H_ij| / sqrt(H_ii H_jj)` of each row, the diagonal left out."""
+    diagonal = jnp.diagonal(hessian)
+    spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
+    share = jnp.abs(hessian) / (spread[:, None] * spread)
+    other = ~jnp.eye(diagonal.size, dtype=bool)
+    return jnp.max(jnp.where(other, share, 0), axis=1, initial=0)
+
+
 def blank_factor(k, n, dtype) -> Factor:
     """The factor of the identity, a placeholder until something is factored."""
+    # In stages NumPy, which compiles nothing.
+    xp: Any = np if in_stages() else jnp
     return Factor(
-        flat_whitener=jnp.eye(n, dtype=dtype).reshape(-1),
-        flat_inverse=jnp.eye(n, n + k, dtype=dtype).reshape(-1),
-        lift=jnp.zeros((k, n), dtype),
-        diagonal=jnp.ones(n, dtype),
-        W=jnp.zeros((k, n), dtype),
-        sigma=jnp.ones(k, dtype),
-        gram=jnp.eye(k, dtype=dtype),
-        definite=jnp.asarray(True),
-        lifted=jnp.zeros(n, bool),
-        holds=jnp.zeros(k, bool),
-        props=jnp.zeros(k, dtype),
-        softened=jnp.asarray(False),
+        flat_whitener=xp.eye(n, dtype=dtype).reshape(-1),
+        flat_inverse=xp.eye(n, n + k, dtype=dtype).reshape(-1),
+        lift=xp.zeros((k, n), dtype),
+        diagonal=xp.ones(n, dtype),
+        coupled=xp.zeros(n, dtype),
+        W=xp.zeros((k, n), dtype),
+        sigma=xp.ones(k, dtype),
+        gram=xp.eye(k, dtype=dtype),
+        definite=xp.asarray(True),
+        lifted=xp.zeros(n, bool),
+        holds=xp.zeros(k, bool),
+        props=xp.zeros(k, dtype),
+        softened=xp.asarray(False),
     )
 
 
@@ -250,7 +324,7 @@ def root_solve(root, rhs):
     return full[:, 0]
 
 
-class Schur(eqx.Module):
+class Schur(NamedTuple):
     """The inverse of `A_S H^{-1} A_S^T` for one active set `S`, zero off `S`.
 
     `independent` tells whether the rows of `S` are so, as far as a factor can see;
@@ -265,6 +339,19 @@ class Schur(eqx.Module):
 
 def schur(factor: Factor, active) -> Schur:
     """Invert the active block of the row Gram matrix."""
+    inverted = _schur(factor, active)
+    # Of dependent rows an explicit inverse would have no correct digit.
+    return run_unless(inverted.exact, lambda s: _dependent(factor, s), inverted)
+
+
+@stage
+def _dependent(factor: Factor, inverted: Schur) -> Schur:
+    pseudo = _pseudo_inverse(factor, inverted.active)
+    return inverted._replace(inverse=pseudo / (factor.sigma[:, None] * factor.sigma))
+
+
+@stage
+def _schur(factor: Factor, active) -> Schur:
     tol = tolerances(factor.gram.dtype)
     k, n = factor.W.shape
     rows, gram, part, sigma = jnp.arange(k), factor.gram, active, factor.sigma
@@ -283,16 +370,8 @@ def schur(factor: Factor, active) -> Schur:
         )
     # Compared one by one: a failed factor is NaN, and NaN compares false.
     exact = jnp.all(pivots > tol.dependent)
-    # Of dependent rows an explicit inverse would have no correct digit.
-    inverse = run_if(
-        ~exact,
-        lambda _: (
-            _pseudo_inverse(factor, active) / (factor.sigma[:, None] * factor.sigma)
-        ),
-        plain,
-    )
     independent = jnp.all(pivots > jnp.sqrt(tol.eps))
-    return Schur(inverse, active, independent, exact)
+    return Schur(plain, active, independent, exact)
 
 
 def _pseudo_inverse(factor: Factor, active):
@@ -314,8 +393,9 @@ def _pseudo_inverse(factor: Factor, active):
 
 def blank_schur(k, dtype) -> Schur:
     """The inverse for no rows at all, a placeholder until some are active."""
-    yes = jnp.asarray(True)
-    return Schur(jnp.zeros((k, k), dtype), jnp.zeros(k, bool), yes, yes)
+    xp: Any = np if in_stages() else jnp
+    yes = xp.asarray(True)
+    return Schur(xp.zeros((k, k), dtype), xp.zeros(k, bool), yes, yes)
 
 
 def kkt_solve(factor: Factor, rows_inverse: Schur, top, bottom):

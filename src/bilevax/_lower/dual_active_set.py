@@ -12,10 +12,10 @@ Written by hand because no JAX library has it; the idea is that of Goldfarb and 
 """
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._control import loop
 from .._tolerances import tolerances
 from .dense import BoolLike, root_solve, schur_root
 
@@ -131,9 +131,7 @@ def dual_active_set(
     )
     if k == 0:
         return start
-    return jax.lax.while_loop(
-        lambda s: enabled & ~s.done & (s.steps < max_steps), body, start
-    )
+    return loop(lambda s: enabled & ~s.done, body, start, limit=max_steps)
 
 
 def _working_solve(gram, working, most: int):

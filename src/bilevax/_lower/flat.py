@@ -15,29 +15,48 @@ any wrong Hessian. Where it stays so to the end there is no answer: `y*` is not 
 or has no derivative.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from .._control import run_unless, stage
 from .._tolerances import tolerances
-from .base import all_finite, run_if
-from .dense import BoolLike, Factor, FlatLower, Lifted, Rows, largest, single, whitened
+from .base import all_finite
+from .dense import (
+    Factor,
+    FlatLower,
+    Lifted,
+    Rows,
+    hessian_of,
+    largest,
+    single,
+    whitened,
+)
 from .newton import Point
 
 # Where a bound holds a coordinate, curvature below one share of the largest is lifted
 # to another.
 _FAINT, _LIFT = 1e-8, 1e-4
+# Lengths of the problem that a step may be long to count as one of it.
+_NEAR = 100.0
 # Share of the length of the problem at which a flat coordinate must bend.
 _FAR = 1e-2
 
 
+class _Prepared(NamedTuple):
+    """The Hessian lifted by coordinates, and what `_softened` needs to go on."""
+
+    simple: Lifted
+    kept: Float[Array, "n n"]
+    size: Float[Array, ""]
+    unit: Float[Array, ""]
+    decided: Bool[Array, ""]
+
+
 def prepared_hessian(
-    lower: FlatLower,
-    rows: Rows,
-    point: Point,
-    active: Bool[Array, " k"],
-    guarded: BoolLike,
-    damping: float | Float[Array, ""] = 1.0,
+    hessian, rows: Rows, point: Point, active: Bool[Array, " k"], guarded, damping
 ) -> Lifted:
     """The Hessian at a point, lifted where `active` rows make that exact.
 
@@ -46,7 +65,13 @@ def prepared_hessian(
     gets a Hessian that is well-conditioned whatever they are. `damping` scales what is
     added along directions that nothing decides.
     """
-    hessian = lower.hessian(point.y)
+    lifted = _prepared(hessian, rows, point, active, guarded, damping)
+    soften = lambda _: _softened(rows, active, guarded, lifted)
+    return run_unless(lifted.decided, soften, lifted.simple)
+
+
+@stage
+def _prepared(hessian, rows: Rows, point: Point, active, guarded, damping) -> _Prepared:
     top = jnp.max(jnp.diagonal(hessian), initial=0)
     # What moves `y` by a length of the problem.
     force, far = largest(point.gradient)[0], largest(point.y)[0]
@@ -64,8 +89,11 @@ def prepared_hessian(
     eps = tolerances(share.dtype).eps
     sound = jnp.all(share**2 <= largest_entry + eps**2, axis=1)
     held = jnp.any(single(rows) & active[:, None], axis=0)
-    # Almost none, where nothing holds `y`: of its inverse no digit would be right.
-    almost_none = jnp.where(guarded, eps**0.5, eps**2)
+    # Almost none, where nothing holds `y`: of its inverse no digit would be right,
+    # unless forces are as small and the step is one of the problem's own length.
+    slope = jnp.minimum(jnp.abs(point.gradient), jnp.abs(point.stationarity))
+    near = slope <= _NEAR * length * jnp.abs(jnp.diagonal(hessian))
+    almost_none = jnp.where(jnp.asarray(guarded) & ~near, eps**0.5, eps**2)
     # By size: rounding takes a flow below zero, where odd powers bend the other way.
     flat = sound & (jnp.abs(diagonal) <= jnp.where(held, _FAINT, almost_none))
     little = jnp.where(guarded, 1, _LIFT) * size
@@ -78,21 +106,26 @@ def prepared_hessian(
         softened=False,
     )
 
-    def soften(simple: Lifted) -> Lifted:
-        base = jnp.where(guarded, simple.hessian, kept)
-        chosen = active & ~jnp.asarray(guarded)
-        products = _products(rows, chosen)
-        least, _ = _semidefinite(base / size)
-        # Always equal: the second factorisation must wait for the first (dense.py).
-        seen = jnp.where(least == least, base / size + products, 0)
-        _, undecided = _semidefinite(seen)
-        bent = base + size * products + unit * undecided
-        soft = whitened(bent, flat, jnp.where(chosen, size, 0), softened=True)
-        convex = least >= -_noise(base)
-        return jax.tree.map(lambda a, b: jnp.where(convex, a, b), soft, simple)
-
     undecided = ~simple.definite | (jnp.any(open_ended) & ~jnp.asarray(guarded))
-    return run_if(undecided & all_finite(hessian), soften, simple)
+    decided = ~(undecided & all_finite(hessian))
+    return _Prepared(simple, kept, size, unit, decided)
+
+
+@stage
+def _softened(rows: Rows, active, guarded, prepared: _Prepared) -> Lifted:
+    simple, size = prepared.simple, prepared.size
+    base = jnp.where(guarded, simple.hessian, prepared.kept)
+    chosen = active & ~jnp.asarray(guarded)
+    products = _products(rows, chosen)
+    least, _ = _semidefinite(base / size)
+    # Always equal: the second factorisation must wait for the first (dense.py).
+    seen = jnp.where(least == least, base / size + products, 0)
+    _, undecided = _semidefinite(seen)
+    bent = base + size * products + prepared.unit * undecided
+    flat, props = simple.lifted, jnp.where(chosen, size, 0)
+    soft = whitened(bent, flat, props, softened=True)
+    convex = least >= -_noise(base)
+    return jax.tree.map(lambda a, b: jnp.where(convex, a, b), soft, simple)
 
 
 def is_loose(
@@ -104,19 +137,36 @@ def is_loose(
     holds it with no force, unless `g` bends farther out: then `y*` is unique, though
     its derivative is not.
     """
-    firm = active & ~(weak & ~factor.holds)
+    here = hessian_of(lower, y)
+    there = hessian_of(lower, _away(rows, factor, y, weak).y)
+    return _loose(rows, factor, y, active, weak, here, there)
+
+
+class _Away(NamedTuple):
+    y: Float[Array, " n"]
+    leaves: Bool[Array, " n"]
+
+
+@stage
+def _away(rows: Rows, factor: Factor, y, weak) -> _Away:
     inwards = jnp.where(single(rows) & weak[:, None], -rows.A, 0)
     leaves = factor.lifted & jnp.any(inwards != 0, axis=0)
     length = largest(y)[0] + jnp.max(rows.scale, initial=0)
     length = _FAR * jnp.where(length > 0, length, 1)
     away = y + length * jnp.where(leaves, jnp.sum(inwards, axis=0), 0)
-    bent = jnp.diagonal(lower.hessian(away)) > 0
-    return ~is_decided(lower, rows, y, firm) | jnp.any(leaves & ~bent)
+    return _Away(away, leaves)
 
 
-def is_decided(lower: FlatLower, rows: Rows, y, active) -> Bool[Array, ""]:
+@stage
+def _loose(rows: Rows, factor: Factor, y, active, weak, here, there):
+    firm = active & ~(weak & ~factor.holds)
+    bent = jnp.diagonal(there) > 0
+    leaves = _away(rows, factor, y, weak).leaves
+    return ~is_decided(here, rows, firm) | jnp.any(leaves & ~bent)
+
+
+def is_decided(hessian, rows: Rows, active) -> Bool[Array, ""]:
     """Whether `g` bends along every direction that the active rows leave open."""
-    hessian = lower.hessian(y)
     top = jnp.max(jnp.diagonal(hessian), initial=0)
     seen = hessian / jnp.where(top > 0, top, 1) + _products(rows, active)
     return _semidefinite(seen)[0] > _noise(seen)

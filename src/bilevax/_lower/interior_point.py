@@ -5,10 +5,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._control import loop
 from .._tolerances import tolerances
-from .active_set import ActiveSet
+from .active_set import ActiveSet, start
 from .base import AbstractLowerSolver
-from .dense import BoolLike, FlatLower, Rows, flatten, unit_rows
+from .dense import BoolLike, FlatLower, Rows
 
 
 class InteriorPoint(AbstractLowerSolver):
@@ -23,8 +24,8 @@ class InteriorPoint(AbstractLowerSolver):
     polish: ActiveSet = ActiveSet()
 
     def __call__(self, problem, x, warm=None):
-        lower, y = flatten(problem, x)
-        rows = unit_rows(problem.constraints, x, y.size, y.dtype)
+        begun = start(problem, x)
+        lower, rows, y = begun.lower, begun.rows, begun.cold
         path = interior_path(
             lower,
             rows,
@@ -35,12 +36,12 @@ class InteriorPoint(AbstractLowerSolver):
         )
         active = rows.usable & (rows.equality | (path.multipliers > path.slack))
         finite = jnp.all(jnp.isfinite(path.y)) & jnp.all(jnp.isfinite(path.multipliers))
-        start = (
+        found = (
             jnp.where(finite, path.y, y),
             jnp.where(finite & active, path.multipliers, 0),
             jnp.where(finite, active, rows.equality & rows.usable),
         )
-        return self.polish.solve_from(problem, x, lower, rows, y, start, path.steps)
+        return self.polish.solve_from(problem, x, begun, found, path.steps)
 
 
 class Path(eqx.Module):
@@ -136,10 +137,11 @@ def interior_path(
 
         start, noise = size(p), tol.rounding * (1 + jnp.linalg.norm(p.multipliers))
         allowed = start + centre * count + noise
-        step = jax.lax.while_loop(
+        step = loop(
             lambda t: ~(size(move(t)) <= allowed) & (t > 1e-8),
             lambda t: 0.5 * t,
             longest(ds, dmu),
+            limit=27,
         )
         new = move(step)
         # In the units of the program: forces may be tiny, and lengths huge.
@@ -167,6 +169,4 @@ def interior_path(
         done=jnp.asarray(False),
         steps=jnp.asarray(0),
     )
-    return jax.lax.while_loop(
-        lambda p: enabled & ~p.done & (p.steps < max_steps), body, start
-    )
+    return loop(lambda p: enabled & ~p.done, body, start, limit=max_steps)

@@ -7,11 +7,13 @@ first pass is already exact. The Hessian is factored again only when a pass show
 the one at hand is wrong, so nothing guesses whether `g` is quadratic.
 """
 
-import equinox as eqx
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._control import stage
 from .._tolerances import tolerances
 from .dense import (
     BoolLike,
@@ -19,15 +21,18 @@ from .dense import (
     FlatLower,
     Rows,
     Schur,
+    along,
     kkt_solve,
     largest,
     random_signs,
     ratio,
-    schur,
 )
 
+# The share of the length of the rows that counts as a length of an answer near zero.
+_NEAR = 1e-3
 
-class Point(eqx.Module):
+
+class Point(NamedTuple):
     """A primal–dual point in unit rows, with what was measured there."""
 
     y: Float[Array, " n"]
@@ -41,17 +46,17 @@ class Point(eqx.Module):
     kkt: Float[Array, ""]
 
 
-def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> Point:
-    """Evaluate a point. `kkt` is the largest relative violation of a KKT condition.
+def measure(rows: Rows, y, multipliers, active, gradient, curvature, stiffness):
+    """The point with its gradient and `H y`.
 
-    Stationarity is relative to `|Hy| + |grad g - Hy| + |A^T lambda|` (for a quadratic
-    the middle term is its linear part), rows to `|y| + |b| + |B||x|`. Where these
-    lengths are zero, a tiny part of the distance that the forces move `y` against
-    `stiffness`, the largest diagonal entry of `H`, takes their place, but no more than
-    the lengths of other rows: at a vertex, forces of any size move nothing. A NaN
-    anywhere makes `kkt` infinite or NaN.
+    `kkt` is the largest relative violation of a KKT condition. Stationarity is relative
+    to `|Hy| + |grad g - Hy| + |A^T lambda|` (for a quadratic the middle term is its
+    linear part), rows to `|y| + |b| + |B||x|`. Where these lengths are zero, a tiny
+    part of the distance that the forces move `y` against `stiffness`, the largest
+    diagonal entry of `H`, takes their place, but no more than the lengths of other
+    rows: at a vertex, forces of any size move nothing. A NaN anywhere makes `kkt`
+    infinite or NaN.
     """
-    gradient, curvature = jax.jvp(lower.gradient, (y,), (y,))
     pull = multipliers @ rows.A
     stationarity = gradient + pull
     violation = jnp.where(rows.usable, rows.A @ y - rows.rhs, 0)
@@ -72,7 +77,7 @@ def measure(lower: FlatLower, rows: Rows, y, multipliers, active, stiffness) -> 
     )
 
 
-class Sweep(eqx.Module):
+class Sweep(NamedTuple):
     """State of the Newton iteration; `rows_inverse` belongs to the rows in `point`.
 
     `y_noise` and `multiplier_noise` are what rounding and the remaining residual do to
@@ -92,9 +97,14 @@ class Sweep(eqx.Module):
 
 def begin(lower: FlatLower, rows: Rows, rows_inverse, y, multipliers, active) -> Sweep:
     """The state before the first pass; `rows_inverse` may be of any active set."""
+    gradient, _ = along(lower, y, y)
+    return _before(rows, rows_inverse, y, multipliers, active, gradient)
+
+
+@stage
+def _before(rows: Rows, rows_inverse, y, multipliers, active, gradient) -> Sweep:
     multipliers = jnp.where(active, multipliers, 0)
     # Only what a pass reads; the rest is not worth an evaluation.
-    gradient = lower.gradient(y)
     point = Point(
         y=y,
         multipliers=multipliers,
@@ -120,70 +130,117 @@ def begin(lower: FlatLower, rows: Rows, rows_inverse, y, multipliers, active) ->
 
 
 def newton_pass(
-    lower: FlatLower, rows: Rows, factor: Factor, s: Sweep, hold: BoolLike = False
+    lower: FlatLower, rows: Rows, factor: Factor, rows_inverse: Schur, s: Sweep, hold
 ) -> Sweep:
-    """One step on the rows `s.next_active`; with `hold` they stay the active set."""
-    return pass_on(lower, rows, factor, schur(factor, s.next_active), s, hold)
+    """One step on the rows of `rows_inverse`, and a probing solve at its end.
+
+    With `hold` they stay the active set.
+    """
+    ahead = _ahead(rows, factor, rows_inverse, s)
+    gradient, curvature = along(lower, ahead.y, ahead.y)
+    seen = _seen(rows, factor, rows_inverse, s, ahead, gradient, curvature, hold)
+    _, push = along(lower, ahead.y, seen.probe)
+    return _judged(seen, push)
 
 
-def pass_on(
-    lower: FlatLower,
-    rows: Rows,
-    factor: Factor,
-    rows_inverse: Schur,
-    s: Sweep,
-    hold: BoolLike = False,
-) -> Sweep:
-    """One step on the rows of `rows_inverse`, and a probing solve at its end."""
-    tol = tolerances(s.point.y.dtype)
+class _Ahead(NamedTuple):
+    """The Newton step of the quadratic model on the present rows, and its end."""
+
+    y: Float[Array, " n"]
+    multipliers: Float[Array, " k"]
+    d: Float[Array, " n"]
+
+
+class _Seen(NamedTuple):
+    """The sweep as far as it is known before the probe is multiplied with `H`."""
+
+    sweep: Sweep
+    probe: Float[Array, " n"]
+    top: Float[Array, " n"]
+    held: Float[Array, " n"]
+    exact: Bool[Array, ""]
+    linear: Bool[Array, ""]
+
+
+@stage
+def _ahead(rows: Rows, factor: Factor, rows_inverse: Schur, s: Sweep) -> _Ahead:
     old, active = s.point, rows_inverse.active
     multipliers = jnp.where(active, old.multipliers, 0)
     dropped = old.multipliers - multipliers
     stationarity = old.stationarity - dropped @ rows.A
     d, mu = kkt_solve(factor, rows_inverse, -stationarity, -old.violation)
-    new = measure(lower, rows, old.y + d, multipliers + mu, active, factor.stiffness)
+    return _Ahead(old.y + d, multipliers + mu, d)
+
+
+@stage
+def _seen(
+    rows, factor, rows_inverse, s: Sweep, ahead: _Ahead, gradient, curvature, hold
+):
+    tol, active = tolerances(ahead.y.dtype), rows_inverse.active
+    new = measure(
+        rows, ahead.y, ahead.multipliers, active, gradient, curvature, factor.stiffness
+    )
     next_active = jnp.where(hold, active, _next_active(rows, new, tol.rounding))
 
     # Where the point would go next, and where rounding could take it.
     gap = jnp.where(active, new.violation, 0)
     move, shift = kkt_solve(factor, rows_inverse, new.stationarity, gap)
-    top, bottom = rounding(factor, new)
+    top, bottom = rounding(rows, factor, new)
     y_noise, multiplier_noise = kkt_solve(factor, rows_inverse, top, bottom)
     # Progress is judged by steps and not by residuals, or soft directions of an
     # ill-conditioned `g` would hide behind the stiff ones.
     stiff = jnp.sqrt(jnp.abs(factor.diagonal))
-    before, after, noise = largest(stiff * d, stiff * move, stiff * y_noise)
+    before, after, noise, far, step, unsure = largest(
+        stiff * ahead.d, stiff * move, stiff * y_noise, new.y, move, y_noise
+    )
     settled = after <= jnp.maximum(tol.accept * before, noise)
-    exact = (new.kkt <= tol.rounding) & settled
-    # A point that did not move proves nothing about the Hessian, but the probe does.
-    push = lower.hessian_product(new.y, y_noise) + multiplier_noise @ rows.A
-    wrong, size = largest(push - top, top)
-    describes = wrong <= tol.stale * size
-    return Sweep(
+    # A stiff direction that has moved far makes any soft one look settled.
+    settled = settled & (step <= jnp.maximum(tol.accept * far, 4 * unsure))
+    sweep = Sweep(
         point=new,
         next_active=next_active,
         rows_inverse=rows_inverse,
         y_noise=y_noise + move,
         multiplier_noise=multiplier_noise + shift,
+        describes=jnp.asarray(False),
+        stale=jnp.asarray(False),
+        done=~jnp.isfinite(new.kkt),
+        # With no factor yet there was no pass either.
+        passes=s.passes + factor.definite,
+    )
+    exact = (new.kkt <= tol.rounding) & settled
+    held = multiplier_noise @ rows.A
+    return _Seen(sweep, y_noise, top, held, exact, after <= tol.stale * before)
+
+
+@stage
+def _judged(seen: _Seen, push) -> Sweep:
+    # A point that did not move proves nothing about the Hessian, but the probe does.
+    tol = tolerances(push.dtype)
+    wrong, size = largest(push + seen.held - seen.top, seen.top)
+    describes = wrong <= tol.stale * size
+    sweep = seen.sweep
+    return sweep._replace(
         describes=describes,
-        stale=~describes | (~exact & ~(after <= tol.stale * before)),
-        done=(exact & describes) | ~jnp.isfinite(new.kkt),
-        passes=s.passes + 1,
+        stale=~describes | (~seen.exact & ~seen.linear),
+        done=(seen.exact & describes) | sweep.done,
     )
 
 
-def rounding(factor: Factor, point: Point):
+def rounding(rows: Rows, factor: Factor, point: Point):
     """A rounding error of fixed random signs in each component of the KKT system.
 
-    The entries of `|H||y|` are bounded through the diagonal of `H`, those of
-    `|A|^T lambda` through the unit rows.
+    The entries of `|H||y|` are bounded through the diagonal of `H` and how far each
+    coordinate is coupled with others: stiff ones leave soft ones alone that they do not
+    meet.
     """
-    eps = tolerances(point.y.dtype).eps
+    eps, size = tolerances(point.y.dtype).eps, jnp.abs(point.y)
     spread = jnp.sqrt(jnp.abs(factor.diagonal))
-    terms = spread * (spread @ jnp.abs(point.y)) + jnp.abs(point.gradient)
+    terms = spread * (spread * size + factor.coupled * (spread @ size))
+    terms = terms + jnp.abs(point.gradient)
     # The last term keeps the probe alive where everything is zero.
     tiny = jnp.finfo(terms.dtype).tiny ** 0.5
-    terms = terms + jnp.sum(jnp.abs(point.multipliers)) + tiny
+    terms = terms + jnp.abs(point.multipliers) @ jnp.abs(rows.A) + tiny
     top = random_signs(terms) * eps * terms
     bottom = random_signs(point.length) * eps * point.length
     return top, jnp.where(point.active, bottom, 0)
@@ -202,7 +259,32 @@ def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
     same = jnp.all(old.point.active == new.point.active)
     keep = stalled & same & (old.point.kkt < new.point.kkt)
     point = jax.tree.map(lambda a, b: jnp.where(keep, a, b), old.point, new.point)
-    return eqx.tree_at(lambda s: (s.point, s.done), new, (point, new.done | stalled))
+    return new._replace(point=point, done=new.done | stalled)
+
+
+def is_solved(sweep: Sweep, factor: Factor):
+    """Whether the residual is small, and hides nothing.
+
+    Next to stiff directions any force along a soft one looks small. So the step that is
+    left, and what rounding makes of it, must be small beside the lengths there are, in
+    `y` and in the metric of the Hessian, where units do not matter. Where directions
+    are flat the pass must have been a Newton step as well, on rows that are right to
+    rounding.
+    """
+    point, tol = sweep.point, tolerances(sweep.point.y.dtype)
+    stiff = jnp.sqrt(jnp.abs(factor.diagonal))
+    error, far, bent, reach, push = largest(
+        sweep.y_noise, point.y, stiff * sweep.y_noise, stiff * point.y,
+        point.gradient / jnp.where(stiff > 0, stiff, 1),
+    )  # fmt: skip
+    # Far bounds are no length of an answer.
+    length = jnp.maximum(far, _NEAR * jnp.max(point.length, initial=0))
+    longest = jnp.maximum(reach, push) + tol.eps * jnp.max(stiff) * length
+    known = (error <= tol.sure * length) & (bent <= tol.sure * longest)
+    newton = sweep.describes & stands_still(sweep)
+    # Where no force is left at all, nothing is hidden.
+    sure = (known & (newton | ~factor.damped)) | (point.kkt == 0)
+    return (point.kkt <= tol.accept) & sure
 
 
 def stands_still(s: Sweep) -> Bool[Array, ""]:

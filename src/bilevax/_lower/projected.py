@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from .._constraints import Box, Simplex
+from .._control import loop
 from .._free import free_solve, free_subspace
 from .._status import Status
 from .._tolerances import tolerances
@@ -55,10 +56,11 @@ class ProjectedGradient(AbstractLowerSolver):
             steps=jnp.asarray(0),
             products=jnp.asarray(0),
         )
-        end = jax.lax.while_loop(
-            lambda s: ~s.done & (s.steps < self.max_steps),
+        end = loop(
+            lambda s: ~s.done,
             lambda s: self._round(lower, constraints, s),
             start,
+            limit=self.max_steps,
         )
         return _solution(problem, x, lower, end, tol)
 
@@ -166,9 +168,7 @@ def _accelerate(lower, constraints, face: _Face, curvature, num_steps, rounding)
             noise = rounding * jnp.abs(value)
             return new, lower.value(new) <= model + noise
 
-        curvature = jax.lax.while_loop(
-            lambda c: ~trial(c)[1] & (c < 1e3 * curvature), lambda c: 2 * c, curvature
-        )
+        curvature = loop(lambda c: ~trial(c)[1], lambda c: 2 * c, curvature, limit=10)
         new = trial(curvature)[0]
         grown = 0.5 * (1 + jnp.sqrt(1 + 4 * momentum**2))
         restart = (ahead - new) @ (new - y) > 0
@@ -180,7 +180,7 @@ def _accelerate(lower, constraints, face: _Face, curvature, num_steps, rounding)
 
     y = face.y
     start = (y, y, jnp.ones((), y.dtype), curvature, 0, jnp.asarray(False))
-    end = jax.lax.while_loop(lambda c: (c[4] < num_steps) & ~c[5], step, start)
+    end = loop(lambda c: ~c[5], step, start, limit=num_steps)
     return end[0], end[3]
 
 
@@ -199,9 +199,7 @@ def _polish(lower, constraints, face: _Face, cg_steps):
     def too_long(step):
         return ~(lower.value(constraints.project(face.y + step * d)) <= before)
 
-    step = jax.lax.while_loop(
-        lambda t: too_long(t) & (t > 1e-3), lambda t: 0.5 * t, jnp.ones((), d.dtype)
-    )
+    step = loop(too_long, lambda t: 0.5 * t, jnp.ones((), d.dtype), limit=10)
     full = _face(lower, constraints, constraints.project(face.y + d))
     cut = _face(lower, constraints, constraints.project(face.y + step * d))
     # Near the solution values no longer tell; the residual does.

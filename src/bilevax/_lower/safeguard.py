@@ -8,19 +8,24 @@ be cut at the border again and again; after a cut the next one aims at a smaller
 of the violation, so that `g` has its say.
 """
 
-import equinox as eqx
-import jax
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._control import loop, stage
 from .._tolerances import tolerances
 from .dense import Factor, FlatLower, Rows
 from .dual_active_set import dual_active_set
-from .newton import Point
+from .newton import Point, rounding
 
 
-class Guarded(eqx.Module):
-    """One step of the safeguard; `full` says that it was not cut."""
+class Guarded(NamedTuple):
+    """One step of the safeguard; `full` says that it was not cut.
+
+    In the metric of the Hessian, `decrement` is the length of the uncut step, `noise`
+    what rounding alone would leave of it, and `force` that of the gradient.
+    """
 
     y: Float[Array, " n"]
     multipliers: Float[Array, " k"]
@@ -29,13 +34,34 @@ class Guarded(eqx.Module):
     reach: Float[Array, ""]
     full: Bool[Array, ""]
     infeasible: Bool[Array, ""]
+    decrement: Float[Array, ""]
+    noise: Float[Array, ""]
+    force: Float[Array, ""]
     steps: Int[Array, ""]
+
+
+class _Direction(NamedTuple):
+    """The uncut step `d`, with what the line search along it needs.
+
+    `parts` are the sizes of the numbers whose sum `y + d` is: its rounding is theirs.
+    """
+
+    step: Guarded
+    d: Float[Array, " n"]
+    slope: Float[Array, ""]
+    parts: Float[Array, " n"]
 
 
 def guarded_step(
     lower: FlatLower, rows: Rows, factor: Factor, point: Point, penalty, reach
 ) -> Guarded:
     """From `point`, whose Hessian `factor` holds, one damped step."""
+    direction = _direction(rows, factor, point, penalty, reach)
+    return _cut(lower, rows, point, direction)
+
+
+@stage
+def _direction(rows: Rows, factor: Factor, point: Point, penalty, reach) -> _Direction:
     k = rows.rhs.size
     u = -(point.gradient @ factor.whitener)
     open_gap = rows.equality | (point.violation > 0)
@@ -51,22 +77,43 @@ def guarded_step(
         rank=factor.W.shape[1],
     )
     multipliers = dual.mu / factor.sigma
-    ahead, back = factor.whitener @ u, factor.whitener @ (dual.mu @ factor.W)
+    held = dual.mu @ factor.W
+    ahead, back = factor.whitener @ u, factor.whitener @ held
     d = ahead - back
     penalty = jnp.maximum(penalty, 2 * jnp.max(jnp.abs(multipliers), initial=0))
     slope = point.gradient @ d - penalty * reach * jnp.sum(_violation(rows, point.y))
-    # Of what numbers `y + d` is the sum: its rounding is theirs.
-    parts = jnp.abs(point.y) + jnp.abs(ahead) + jnp.abs(back)
-    step = _backtrack(lower, rows, point, d, slope, penalty, parts)
-    return Guarded(
-        y=point.y + step * d,
+    tol, (unsure, _) = tolerances(u.dtype), rounding(rows, factor, point)
+    noise = tol.rounding * (jnp.linalg.norm(u) + jnp.linalg.norm(held))
+    noise = noise + tol.safety * jnp.linalg.norm(unsure @ factor.whitener)
+    step = Guarded(
+        y=point.y,
         multipliers=multipliers,
         active=dual.working,
         penalty=penalty,
-        reach=jnp.where(step == 1, jnp.minimum(2 * reach, 1), 0.25 * reach),
-        full=(step == 1) & (reach == 1),
+        reach=jnp.asarray(reach, point.y.dtype),
+        full=jnp.asarray(False),
         infeasible=dual.infeasible & _is_farkas(rows, point.y, dual.ray / factor.sigma),
+        decrement=jnp.linalg.norm(u - held),
+        noise=noise,
+        force=jnp.linalg.norm(u),
         steps=dual.steps,
+    )
+    parts = jnp.abs(point.y) + jnp.abs(ahead) + jnp.abs(back)
+    return _Direction(step, d, slope, parts)
+
+
+@stage
+def _cut(lower: FlatLower, rows: Rows, point: Point, direction: _Direction) -> Guarded:
+    """The step as long as the penalty falls along it."""
+    step, d = direction.step, direction.d
+    share = _backtrack(
+        lower, rows, point, d, direction.slope, step.penalty, direction.parts
+    )
+    reach = step.reach
+    return step._replace(
+        y=point.y + share * d,
+        reach=jnp.where(share == 1, jnp.minimum(2 * reach, 1), 0.25 * reach),
+        full=(share == 1) & (reach == 1),
     )
 
 
@@ -94,11 +141,7 @@ def _backtrack(lower: FlatLower, rows: Rows, point: Point, d, slope, penalty, pa
         # A NaN compares false: steps that leave the domain of `g` are cut too.
         return ~(merit(step) <= start + 1e-4 * step * slope + noise)
 
-    return jax.lax.while_loop(
-        lambda step: too_long(step) & (step > 1e-12),
-        lambda step: 0.5 * step,
-        jnp.ones((), y.dtype),
-    )
+    return loop(too_long, lambda step: 0.5 * step, jnp.ones((), y.dtype), limit=40)
 
 
 def _is_farkas(rows: Rows, y, ray):

@@ -10,9 +10,10 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._adjoint import largest_curvature
 from .._constraints.base import AbstractFixedSet
+from .._control import loop, run_if
 from .._feasible import moves, onto_allowed, onto_domain
 from .._implicit import Evaluation
-from .._lower.base import LowerSolution, all_finite, run_if
+from .._lower.base import LowerSolution, all_finite
 from .._lower.choose import default_solver
 from .._lower.dense import flatten
 from .._problem import Problem
@@ -203,7 +204,7 @@ class BLOCC(AbstractMethod):
             return x, saddles, tries + 1, empty & (tries < 1)
 
         start = (x, state.saddles, jnp.asarray(0), jnp.asarray(True))
-        x, saddles, tries, _ = jax.lax.while_loop(lambda c: c[-1], attempt, start)
+        x, saddles, tries, _ = loop(lambda c: c[-1], attempt, start, limit=2)
         return x, saddles, tries > 1
 
     def _first_order_steps(self, problem: Problem, x, y, weights) -> FirstOrder:

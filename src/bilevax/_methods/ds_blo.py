@@ -13,8 +13,8 @@ from .._lower.base import LowerSolution
 from .._perturbation import AbstractPerturbation, Gaussian
 from .._problem import Problem
 from ..theory.inputs import AlgorithmInputs
+from .asking import AbstractAskingMethod, Query
 from .base import (
-    AbstractMethod,
     Number,
     Scales,
     draws,
@@ -24,7 +24,6 @@ from .base import (
     tree_norm,
 )
 from .normalised_step import NormalisedStep
-from .oracle import gradient_at
 
 
 class DSBLOState(eqx.Module):
@@ -42,7 +41,7 @@ class DSBLOState(eqx.Module):
     fixed: PRNGKeyArray
 
 
-class DSBLO(AbstractMethod):
+class DSBLO(AbstractAskingMethod):
     """Normalised momentum along gradients of randomly tilted lower levels.
 
     Step `t`, with a fresh tilt `q` and (for sampled problems) a fresh sample:
@@ -111,23 +110,25 @@ class DSBLO(AbstractMethod):
         zeros = jax.tree.map(jnp.zeros_like, x)
         return DSBLOState(x, zeros, lower, scales, jnp.asarray(False), key)
 
-    def step(self, problem, state, *, step, num_steps, key):
+    def ask(self, problem, state, *, step, num_steps, key):
         keys = draws(key)
-        now = problem.draw(keys.sample, step)
         m, m_norm = state.momentum, tree_norm(state.momentum)
         rule = NormalisedStep(self.gamma1, self.gamma2, self.first_step, self.decay)
         length = rule.length(m_norm, state.scales, step, num_steps)
         # The first step stands still: it only finds the first gradient.
         length = jnp.where(state.started, length, 0)
-        ahead = rule.ahead(now, state.x, m, length)
+        ahead = rule.ahead(problem, state.x, m, length)
         where = jr.uniform(keys.segment, (), m_norm.dtype) if self.segment else 1
         between = jax.tree.map(lambda a, b: a + where * (b - a), state.x, ahead)
 
-        law, deviation = self._law(now, state.scales, step, num_steps)
+        law, deviation = self._law(problem, state.scales, step, num_steps)
         tilt_key = keys.tilt if self.fresh_tilt else state.fixed
-        q = law.sample(now.y0, key=tilt_key)
-        oracle = gradient_at(now.perturbed(q), between, ahead, state.lower)
+        q = law.sample(problem.y0, key=tilt_key)
+        return Query(between, ahead, q, (m_norm, deviation))
+
+    def tell(self, problem, state, query, oracle):
         e, usable = oracle.e, oracle.usable
+        m, (m_norm, deviation) = state.momentum, query.more
         beta = jnp.where(state.started, self.beta, 0)
         momentum = jax.tree.map(
             lambda old, new: jnp.where(usable, beta * old + (1 - beta) * new, old),

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from .._control import loop
 from .._feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._perturbation import AbstractPerturbation
@@ -120,8 +121,11 @@ class DSIGD(AbstractMethod):
 
         # A run that has stalled repeats how its last solve ended.
         carry = (state, first, 0, no_work(), state.lower.status, state.stalled)
-        new, _, _, work, status, _ = jax.lax.while_loop(
-            lambda c: ~c[-1], attempt, jax.tree.map(jnp.asarray, carry)
+        new, _, _, work, status, _ = loop(
+            lambda c: ~c[-1],
+            attempt,
+            jax.tree.map(jnp.asarray, carry),
+            limit=self.max_trials + 1,
         )
         record = report(
             problem,

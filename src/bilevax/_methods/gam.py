@@ -9,6 +9,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .._control import loop
 from .._feasible import onto_domain
 from .._implicit import Evaluation
 from .._lower.active_set import ActiveSet
@@ -134,10 +135,11 @@ class GAM(AbstractMethod):
         here = here & (state.eps > state.resolution)
         flat_point = here & (size <= state.nu)
         trial = self._trial(problem, state, near.value, move, length)
-        search = jax.lax.while_loop(
+        search = loop(
             lambda s: here & ~flat_point & ~s.accepted & (s.trials < _TRIALS),
             trial,
             _Trial.before(x, lower, state.first_trial),
+            limit=_TRIALS,
         )
         moved = search.accepted
         pick = lambda a, b: jax.tree.map(lambda a, b: jnp.where(moved, a, b), a, b)
@@ -238,12 +240,14 @@ def neighbours(
     y = ravel_pytree(lower.y)[0].astype(y0.dtype)
     flat_x, unravel_x = ravel_pytree(x)
     factor, norm = lower.factor.hessian, lower.factor.norm
+    # In the units of the columns, like the factor.
+    columns = lower.factor.columns
     constraints = problem.constraints
     g_y = lambda z: jax.grad(
         lambda y: problem.lower_value(unravel_x(z), flat.unravel(y))
     )(y)
-    turn = jax.jacfwd(g_y)(flat_x)
-    A = constraints.matrix(y.size, y.dtype) / norm[:, None]
+    turn = columns[:, None] * jax.jacfwd(g_y)(flat_x)
+    A = columns * constraints.matrix(y.size, y.dtype) / norm[:, None]
     B = constraints.coupling_matrix(flat_x.size, y.dtype)
     B = jnp.zeros((norm.size, flat_x.size), y.dtype) if B is None else B / norm[:, None]
 
@@ -267,7 +271,7 @@ def neighbours(
 
     def piece(active):
         inverse = schur(factor, active)
-        v, w = kkt_solve(factor, inverse, f_y, jnp.zeros_like(norm))
+        v, w = kkt_solve(factor, inverse, columns * f_y, jnp.zeros_like(norm))
         return f_x - v @ turn - w @ B, inverse.independent
 
     gradients, independent = jax.lax.map(piece, subsets)

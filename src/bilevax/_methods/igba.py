@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .._control import loop
 from .._feasible import onto_domain
 from .._implicit import Evaluation
 from .._lower.base import LowerSolution, all_finite
@@ -273,10 +274,11 @@ def _search(lower: FlatLower, rows: Rows, cold: Centre, warm: Centre, t) -> _Sea
             return jnp.sqrt(sum(part**2 for part in parts))
 
         start = size(0.0)
-        share = jax.lax.while_loop(
+        share = loop(
             lambda a: ~(size(a) <= (1 - 1e-4 * a) * start + tol.rounding) & (a > 1e-9),
             lambda a: 0.5 * a,
             longest,
+            limit=30,
         )
         new = move(share)
         sane = all_finite((new.y, new.slack, new.multipliers))
@@ -288,7 +290,7 @@ def _search(lower: FlatLower, rows: Rows, cold: Centre, warm: Centre, t) -> _Sea
         return _Search(new, done, over, steps)
 
     start = _Search(warm, jnp.asarray(False), rows.empty, jnp.asarray(0))
-    return jax.lax.while_loop(lambda s: ~s.over & (s.steps < _ALL_STEPS), body, start)
+    return loop(lambda s: ~s.over, body, start, limit=_ALL_STEPS)
 
 
 class _Newton:

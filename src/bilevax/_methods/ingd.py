@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from .._control import loop
 from .._feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._perturbation import UniformBall
@@ -261,7 +262,8 @@ def descend(
     search = _Search(
         phase, state, state.grad, jnp.asarray(0), no_work(), Status.successful
     )
-    search = jax.lax.while_loop(lambda s: s.phase < _MOVED, look, search)
+    # Trials and segments take turns; the first look is at `x`.
+    search = loop(lambda s: s.phase < _MOVED, look, search, limit=2 * limit + 4)
     certified = search.phase == _CERTIFIED
     new = _shrunk(method, search.state, search.phase)
     size = jnp.where(certified, eps, tree_norm(search.m))

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from .._control import in_stages, loop, run_if
 from .._feasible import moves, onto_allowed
-from .._implicit import Evaluation, hypergradient
-from .._lower.base import LowerSolution, run_if
+from .._implicit import Evaluation, exact
+from .._lower.base import LowerSolution
 from .._problem import Problem
-from .._status import Status
+from .._status import Status, status_code
 from .base import tree_norm
 
 
@@ -43,8 +44,7 @@ def gradient_at(
     of a segment being allowed, rounding and the first `x` alone can break the rule.
     `evaluate(x, warm)` replaces the exact hypergradient by another one.
     """
-    exact = lambda x, warm: hypergradient(problem, x, warm=warm, throw=False)
-    solve = exact if evaluate is None else evaluate
+    solve = exact(problem) if evaluate is None else evaluate
     if not moves(problem):
         return Oracle(solve(at, warm), at, ahead, jnp.asarray(False))
 
@@ -59,10 +59,16 @@ def gradient_at(
         empty = e.status == Status.infeasible
         return e, at, ahead, tries + 1, empty & (tries < 1)
 
+    if in_stages():
+        e = solve(at, warm)
+        if status_code(e.status) != status_code(Status.infeasible):
+            return Oracle(e, at, ahead, jnp.asarray(False))
+        there = onto_allowed(problem, ahead)
+        return Oracle(solve(there, warm), there, there, jnp.asarray(True))
     blank = eqx.filter_eval_shape(solve, at, warm)
     blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), blank)
     blank = eqx.tree_at(lambda e: e.lower, blank, warm)
-    e, at, ahead, tries, _ = jax.lax.while_loop(
-        lambda c: c[-1], attempt, (blank, at, ahead, 0, jnp.asarray(True))
+    e, at, ahead, tries, _ = loop(
+        lambda c: c[-1], attempt, (blank, at, ahead, 0, jnp.asarray(True)), limit=2
     )
     return Oracle(e, at, ahead, jnp.asarray(tries > 1))

@@ -5,10 +5,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from .._adjoint import default_adjoint, kkt_system
+from .._adjoint import default_adjoint
+from .._control import loop, run_if
 from .._feasible import moves, onto_allowed
 from .._implicit import Evaluation, implicit_gradient
-from .._lower.base import LowerSolution, all_finite, run_if
+from .._lower.base import LowerSolution, all_finite
 from .._lower.choose import checked_solver
 from .._problem import AbstractProblem, Problem, StochasticProblem
 from .._status import Status, first_failure
@@ -49,9 +50,9 @@ class Point(eqx.Module):
         sane = jnp.isfinite(self.value)
         return first_failure(
             lower.status,
+            Status.where(sane, Status.successful, Status.non_finite),
             Status.where(shared, Status.successful, Status.dependent_rows),
             Status.where(jnp.any(lower.weak), Status.kink, Status.successful),
-            Status.where(sane, Status.successful, Status.non_finite),
         )
 
 
@@ -86,7 +87,7 @@ def value_at(problem: Problem, x: PyTree[Array], warm: LowerSolution) -> Point:
 
     carry = (warm, x, no_work(), jnp.asarray(0), jnp.asarray(True))
     if moves(problem):
-        carry = jax.lax.while_loop(lambda c: c[-1], attempt, carry)
+        carry = loop(lambda c: c[-1], attempt, carry, limit=2)
     else:
         carry = attempt(carry)
     lower, x, work = carry[:3]
@@ -100,9 +101,8 @@ def gradient_if(
     """The gradient of `F` at `point` where `wanted`, and whether it is there."""
 
     def gradient(_):
-        system = kkt_system(problem, point.x, point.lower.y, point.lower.active)
         adjoint = default_adjoint(point.lower)
-        return implicit_gradient(system, point.x, point.lower, adjoint)[2]
+        return implicit_gradient(problem, point.x, point.lower, adjoint).grad
 
     grad = run_if(wanted, gradient, otherwise)
     fine = wanted & jnp.isfinite(point.value) & all_finite(grad)

@@ -7,9 +7,10 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from .._control import run_if
 from .._feasible import moves, onto_allowed, onto_domain
 from .._implicit import Evaluation
-from .._lower.base import LowerSolution, run_if
+from .._lower.base import LowerSolution
 from .._problem import Problem
 from .._status import Status, first_failure
 from .base import (

@@ -72,7 +72,7 @@ class RunFolder:
                 )
 
     def _earlier_rows(self) -> list[dict[str, Any]]:
-        done = len(load(self.checkpoint)[0]["history_evaluated_at"]) - 1
+        done = len(load(self.checkpoint)[0].get("history_evaluated_at", [0])) - 1
         try:
             lines = self.rows.read_text().splitlines()[:done]
             rows = [json.loads(line) for line in lines]

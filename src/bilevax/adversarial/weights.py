@@ -61,5 +61,6 @@ def load_network(
         )
     arrays, meta = checkpoints.load(path)
     if like is None:
+        checkpoints.check_kinds(path, meta, dict(built=dict))
         like = build(key=jr.key(0), **meta["built"])
-    return checkpoints.unflatten(arrays, f"{kind}_", like)
+    return checkpoints.unflatten(arrays, f"{kind}_", like, path)

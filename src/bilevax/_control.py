@@ -1,0 +1,274 @@
+"""Stages, and branches and loops that know whether they are part of a program.
+
+A stage is a function from arrays to arrays that is compiled on its own when a call runs
+stage by stage, and a part of the program when it does not. Stage by stage, branches and
+loops are Python's own `if` and `while`: what is not needed is not even compiled. In a
+program they are loops of XLA with three rules, which keep a batch from waiting for
+members that asked for nothing:
+
+- whether to go on is decided once, in the body, and carried. A condition that is
+  computed again for the batch may round differently there than in the body, and a
+  member that both would like to leave to the other is then waited for for ever;
+- a loop inside a branch or a loop runs for members that are inside, and no others;
+- every loop has a limit.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool
+
+# Whether the members of a batch are inside the branch or loop that is being traced.
+_inside = contextvars.ContextVar("inside", default=None)
+# What stands for a branch or a loop where only the usual way is compiled.
+_unusual = contextvars.ContextVar("unusual", default=None)
+# Whether a public call runs stage by stage.
+_stages = contextvars.ContextVar("stages", default=False)
+
+
+@contextlib.contextmanager
+def _set(variable, value):
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def stage_by_stage():
+    """A context in which concrete predicates are decided in Python."""
+    return _set(_stages, True)
+
+
+def usual_way(function: Callable, *arguments) -> tuple[Any, Bool[Array, ""]]:
+    """`function(*arguments)` without its rare branches, and whether one was due.
+
+    Small to compile and quick to run, for calls that are repeated; where something
+    unusual comes up the result is worth nothing, and the call runs stage by stage.
+    """
+    met: list = []
+    with _set(_unusual, met):
+        result = function(*arguments)
+    return result, _any_of(met)
+
+
+def _any_of(met: list) -> Bool[Array, ""]:
+    return functools.reduce(jnp.logical_or, met, jnp.asarray(False))
+
+
+def in_stages() -> bool:
+    """Whether the call that is under way runs stage by stage."""
+    return _stages.get()
+
+
+def stage(function: Callable, static: tuple[int, ...] = ()) -> Callable:
+    """`function` as a stage; its arguments and results are pytrees of arrays."""
+
+    @functools.wraps(function)
+    def part(*arguments):
+        with alone():
+            return _strong(function(*map(opened, arguments)))
+
+    @functools.cache
+    def compiled():
+        return jax.jit(part, static_argnums=static, compiler_options=compiler_options())
+
+    @functools.wraps(function)
+    def call(*arguments):
+        if _stages.get():
+            return compiled()(*arguments)
+        return function(*map(opened, arguments))
+
+    return call
+
+
+def _strong(tree):
+    """`tree` without weak types, which would make the next stage another program."""
+
+    def strong(leaf):
+        leaf = jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return jax.lax.convert_element_type(leaf, leaf.dtype)
+
+    return jax.tree.map(strong, tree)
+
+
+class Packed:
+    """A pytree that holds functions, flattened once, to be handed to many stages."""
+
+    def __init__(self, tree: Any):
+        leaves, structure = jax.tree.flatten(tree)
+        which = tuple(map(eqx.is_array, leaves))
+        self.arrays = tuple(leaf for leaf, it in zip(leaves, which, strict=True) if it)
+        others = (leaf for leaf, it in zip(leaves, which, strict=True) if not it)
+        self.form = _form(structure, which, tuple(others))
+
+    def open(self) -> Any:
+        arrays, others = iter(self.arrays), iter(self.form.others)
+        leaves = [next(arrays if it else others) for it in self.form.which]
+        return self.form.structure.unflatten(leaves)
+
+
+class _Form:
+    """What is not an array in a `Packed`; one object for all that are equal."""
+
+    def __init__(self, structure, which, others):
+        self.structure, self.which, self.others = structure, which, others
+        # For whoever wants to know what was done for this form before.
+        self.seen: set = set()
+
+
+@functools.lru_cache(maxsize=4096)
+def _form(structure, which, others) -> _Form:
+    return _Form(structure, which, others)
+
+
+def _unpacked(form: _Form, arrays) -> Packed:
+    packed = object.__new__(Packed)
+    packed.form, packed.arrays = form, arrays
+    return packed
+
+
+jax.tree_util.register_pytree_node(
+    Packed, lambda packed: (packed.arrays, packed.form), _unpacked
+)
+
+
+def packed(tree: Any) -> Any:
+    """`tree` ready for stages; in a program as it is."""
+    return Packed(tree) if _stages.get() else tree
+
+
+def opened(tree: Any) -> Any:
+    return tree.open() if isinstance(tree, Packed) else tree
+
+
+# XLA's older emitters make a program of hundreds of small kernels in half of the time,
+# and the programs run as fast.
+_OPTIONS = {"xla_cpu_use_fusion_emitters": False}
+
+
+@functools.cache
+def compiler_options() -> dict | None:
+    """The options, where this version of XLA knows them."""
+    try:
+        jax.jit(lambda x: x, compiler_options=_OPTIONS)(0.0)
+    except Exception:  # of a kind that depends on the version
+        return None
+    return _OPTIONS
+
+
+@contextlib.contextmanager
+def alone():
+    """A context for functions whose trace is kept and used again elsewhere."""
+    with _set(_stages, False), _set(_inside, None), _set(_unusual, None):
+        yield
+
+
+def run_if(predicate: Bool[Array, ""], function, operand):
+    """`function(operand)` where `predicate` holds, else `operand`.
+
+    In a program a loop of at most one trip: under vmap its body runs only if some
+    member needs it, whereas `lax.cond` would make every member pay.
+    """
+    if _decided(predicate):
+        return function(operand) if predicate else operand
+    if _left_out(predicate):
+        return operand
+
+    def inside(wanted, operand):
+        with _set(_inside, wanted):
+            return function(operand)
+
+    wanted = _wanted(predicate)
+    # What `function` closes over does not change in the loop, so XLA would move all the
+    # work on it out of the loop again; the barrier ties it to the predicate.
+    closed = eqx.filter_closure_convert(inside, wanted, operand)
+    arrays, rest = eqx.partition(closed, eqx.is_array)
+
+    def body(carry):
+        wanted, arrays_now, operand = jax.lax.optimization_barrier(
+            (carry[0], arrays, carry[1])
+        )
+        return jnp.asarray(False), eqx.combine(arrays_now, rest)(wanted, operand)
+
+    return jax.lax.while_loop(lambda c: c[0], body, (wanted, operand))[1]
+
+
+def run_unless(predicate: Bool[Array, ""], function, operand, often: bool = False):
+    """`function(operand)` where `predicate` does not hold, else `operand`.
+
+    Branches that are taken `often` belong to the usual way.
+    """
+    if _decided(predicate):
+        return operand if predicate else function(operand)
+    if often and _unusual.get() is not None:
+        new = function(operand)
+        return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), operand, new)
+    return run_if(~predicate, function, operand)
+
+
+def choose(predicate: Bool[Array, ""], function, other, operand):
+    """`function(operand)` where `predicate` holds, else `other(operand)`."""
+    if _decided(predicate):
+        return function(operand) if predicate else other(operand)
+    if _left_out(predicate):
+        return other(operand)
+    return run_if(~predicate, other, run_if(predicate, function, operand))
+
+
+def loop(condition, body, state, limit: Any):
+    """`state = body(state)` while `condition(state)`, at most `limit` times."""
+    go = condition(state)
+    if _decided(go):
+        for _ in range(limit):
+            if not go:
+                break
+            state = body(state)
+            go = condition(state)
+        return state
+
+    outer = _unusual.get()
+
+    def trip(carry):
+        go, count, unusual, state = carry
+        met = None if outer is None else []
+        with _set(_inside, go), _set(_unusual, met):
+            state = body(state)
+            go = condition(state) & (count + 1 < limit)
+        unusual = unusual | _any_of(met) if met else unusual
+        return go & ~unusual, count + 1, unusual, state
+
+    no = jnp.asarray(False)
+    carry = (_wanted(go) & (limit > 0), jnp.asarray(0), no, state)
+    _, _, unusual, state = jax.lax.while_loop(lambda c: c[0], trip, carry)
+    if outer is not None:
+        outer.append(unusual)
+    return state
+
+
+def _decided(predicate) -> bool:
+    return _stages.get() and not isinstance(predicate, Tracer)
+
+
+def _left_out(predicate) -> bool:
+    """Whether only the usual way is compiled; that it was left is noted."""
+    met = _unusual.get()
+    if met is None:
+        return False
+    met.append(jnp.asarray(predicate))
+    return True
+
+
+def _wanted(predicate):
+    wanted = jnp.asarray(predicate)
+    around = _inside.get()
+    return wanted if around is None else wanted & around
