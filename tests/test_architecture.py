@@ -9,15 +9,14 @@ import numpy as np
 import bilevax as bx
 
 LAYERS = (
+    {"_control", "_modules", "_room", "_digest"},
+    {"_arrays"},
     {
         "_tolerances",
-        "_control",
         "_status",
         "_constraints",
         "_perturbation",
         "_samplers",
-        "_room",
-        "_digest",
         "_arguments",
     },
     {"_problem", "_free", "_checkpoint", "_progress", "_quick", "_average"},

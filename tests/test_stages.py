@@ -13,7 +13,7 @@ import pytest
 from jax.tree_util import Partial
 
 import bilevax as bx
-from bilevax._control import loop, run_if, usual_way
+from bilevax._control import loop
 from bilevax._implicit import staged
 from bilevax._steps import runs_in_stages
 
@@ -117,21 +117,6 @@ def test_an_empty_lower_level_is_left_in_stages_too():
     solution = bx.solve(problem, bx.DSBLO(), jnp.array([1.0]), key=KEY, num_steps=60)
     assert np.any(solution.history["recovered"] > 0)
     np.testing.assert_allclose(solution.x, [0.0], atol=1e-7)
-
-
-def test_the_usual_way_says_when_it_was_left():
-    def function(x):
-        y = run_if(x > 1, lambda y: y * 2, x)
-        return loop(lambda z: z < 0, lambda z: z + run_if(z < -5, jnp.abs, 1.0), y, 9)
-
-    at = jax.jit(lambda x: usual_way(function, x))
-    assert [float(at(x)[0]) for x in (0.5, -2.0)] == [0.5, 0.0]
-    assert [bool(at(x)[1]) for x in (0.5, -2.0, 3.0, -7.0)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
 
 
 def test_a_loop_in_a_batch_ends_for_every_member():

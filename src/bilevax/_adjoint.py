@@ -11,7 +11,7 @@ serves the gradient (adjoint) and the tangent alike.
 """
 
 import abc
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,11 +19,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
+from ._arrays import xp
 from ._constraints import AbstractConstraints
-from ._control import in_stages, loop, run_unless, stage
+from ._control import loop, run_unless
 from ._free import free_solve, free_subspace
 from ._lower.base import LowerSolution
-from ._lower.dense import FlatLower, flatten, kkt_solve, largest, ratio
+from ._lower.dense import curvature, flatten, kkt_solve, largest, ratio
+from ._modules import plain_method
 from ._problem import Problem
 from ._status import is_traced
 from ._tolerances import tolerances
@@ -33,7 +35,7 @@ class KKTSystem(NamedTuple):
     """The KKT matrix at one point, as products."""
 
     constraints: AbstractConstraints
-    lower: FlatLower
+    lower: Any
     y: Float[Array, " n"]
     active: Bool[Array, " k"]
 
@@ -46,10 +48,10 @@ class KKTSystem(NamedTuple):
 
     def products(self, v, w):
         """`H v`, `A_S^T w` and `A v`."""
-        bent = self.lower.hessian_product(self.y, v)
+        bent = curvature(self.lower, self.y, v)
         if w.size == 0:
-            return bent, jnp.zeros_like(bent), w
-        held = self.constraints.pull(jnp.where(self.active, w, 0))
+            return bent, xp.zeros_like(bent), w
+        held = self.constraints.pull(xp.where(self.active, w, 0))
         return bent, held, self.constraints.push(v)
 
 
@@ -74,19 +76,20 @@ class DenseAdjoint(AbstractAdjoint):
 
     max_steps: int = 12
 
+    @plain_method
     def solve(self, system, solution, top, bottom):
         factor, active = solution.factor, solution.active
         side, v, w = _solved(factor, active, top, bottom)
 
         def attempt(v, w) -> Attempt:
-            return _attempted(factor, active, side, v, w, _products(system, v, w))
+            return _attempted(factor, active, side, v, w, system.products(v, w))
 
         def refine(best: Attempt) -> Attempt:
             return _kept(best, attempt(*_improved(factor, active, best)))
 
         first = attempt(v, w)
         # Dependent rows leave an error that one refinement at least must remove.
-        first = first._replace(going=_or_not(first.going, factor.rows_inverse.exact))
+        first = first._replace(going=first.going | ~factor.rows_inverse.exact)
         best = loop(lambda a: a.going, refine, first, limit=self.max_steps - 1)
         best = run_unless(best.fine, lambda a: _explained(factor, a), best)
         return best.v, best.w, best.fine
@@ -110,68 +113,53 @@ class Attempt(NamedTuple):
     fine: Bool[Array, ""]
 
 
-@stage
 def _solved(factor, active, top, bottom):
     """The right side in the units of the factor, and the solution in natural ones."""
-    top, bottom = factor.columns * top, jnp.where(active, bottom / factor.norm, 0)
+    top, bottom = factor.columns * top, xp.where(active, bottom / factor.norm, 0)
     v, w = kkt_solve(factor.hessian, factor.rows_inverse, top, bottom)
-    return (top, bottom), factor.columns * v, jnp.where(active, w / factor.norm, 0)
+    return (top, bottom), factor.columns * v, xp.where(active, w / factor.norm, 0)
 
 
-@stage
 def _improved(factor, active, best: Attempt):
     dv, dw = kkt_solve(factor.hessian, factor.rows_inverse, best.pull, best.ahead)
-    dw = jnp.where(active, dw / factor.norm, 0)
+    dw = xp.where(active, dw / factor.norm, 0)
     return best.v + factor.columns * dv, best.w + dw
 
 
-@stage
-def _products(system: KKTSystem, v, w):
-    return system.products(v, w)
-
-
-@stage
 def _attempted(factor, active, side, v, w, products) -> Attempt:
     (top, bottom), (bent, held, pushed) = side, products
     columns, stiffness = factor.columns, factor.hessian.stiffness
     tol = tolerances(top.dtype)
     curved, held = columns * bent, columns * held
     pull = top - curved - held
-    ahead = jnp.where(active, bottom - pushed / factor.norm, 0)
+    ahead = xp.where(active, bottom - pushed / factor.norm, 0)
     wrong, *sizes = largest(pull, curved, held, top)
     force = sizes[0] + sizes[1] + sizes[2]
     relative = noise = ratio(wrong, force)
     if w.size:
         gap, reach = largest(ahead)[0], force / stiffness
-        length = jnp.linalg.norm(v / columns) + jnp.sqrt(tol.eps) * reach
-        relative = jnp.maximum(relative, ratio(gap, length))
-        noise = jnp.maximum(noise, ratio(gap, reach))
+        length = xp.linalg.norm(v / columns) + xp.sqrt(tol.eps) * reach
+        relative = xp.maximum(relative, ratio(gap, length))
+        noise = xp.maximum(noise, ratio(gap, reach))
     going = ~(relative <= tol.rounding)
     fine = (relative <= tol.accept) | (noise <= tol.rounding)
     return Attempt(v, w, pull, ahead, force, relative, noise, going, fine)
 
 
-def _or_not(one, other):
-    """`one | ~other`, in stages as Python's truth values."""
-    return bool(one) or not bool(other) if in_stages() else one | ~other
-
-
-@stage
 def _kept(old: Attempt, new: Attempt) -> Attempt:
     """The better of two, which is refined further as long as errors are halved."""
     # At a vertex `v` vanishes, and only the second measure can still fall.
     halved = (new.relative <= 0.5 * old.relative) | (new.noise <= 0.5 * old.noise)
-    kept = jax.tree.map(lambda a, b: jnp.where(halved, a, b), new, old)
+    kept = jax.tree.map(lambda a, b: xp.where(halved, a, b), new, old)
     return kept._replace(going=new.going & halved)
 
 
-@stage
 def _explained(factor, best: Attempt) -> Attempt:
     """What rounding alone does to `H v`, through the diagonal of `H`."""
     tol, diagonal = tolerances(best.v.dtype), factor.hessian.diagonal
-    spread = jnp.sqrt(diagonal)
+    spread = xp.sqrt(diagonal)
     v = best.v / factor.columns
-    effect = tol.rounding * jnp.max(spread) * (spread @ jnp.abs(v))
+    effect = tol.rounding * xp.max(spread) * (spread @ xp.abs(v))
     limit = tol.accept + ratio(effect, best.force)
     return best._replace(fine=best.relative <= limit)
 

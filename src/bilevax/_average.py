@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from ._arrays import xp
+
 
 class Average(eqx.Module):
     """`mean = d mean + (1 - d) x` with `d = min(decay, (1 + t) / (10 + t))`.
@@ -18,8 +20,8 @@ class Average(eqx.Module):
         self, mean: PyTree[Array], x: PyTree[Array], step: Int[Array, ""]
     ) -> PyTree[Array]:
         """The average after `x` was reached in step `step` (counted from zero)."""
-        t = step.astype(self.decay.dtype)
-        decay = jnp.minimum(self.decay, (1 + t) / (10 + t))
+        t = xp.asarray(step, self.decay.dtype)
+        decay = xp.minimum(self.decay, (1 + t) / (10 + t))
 
         def blend(a, b):
             weight = decay.astype(a.dtype)

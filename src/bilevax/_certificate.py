@@ -9,6 +9,7 @@ at `x` is added to the hull.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -26,6 +27,7 @@ from ._perturbation import AbstractPerturbation
 from ._polish import polish
 from ._problem import Problem, checked_point
 from ._quick import quick_jit
+from ._status import is_traced, status_name
 from ._tolerances import tolerances
 
 _BATCH = 64
@@ -179,14 +181,19 @@ class _Proximal(eqx.Module):
 def _ball(problem: Problem, x, radius, count, key) -> np.ndarray:
     """Uniform points of the ball, moved into the domain (which brings them closer)."""
     flat, unravel = ravel_pytree(x)
-    direction = jr.normal(key, (count, flat.size), flat.dtype)
-    direction = direction / jnp.linalg.norm(direction, axis=1, keepdims=True)
-    share = jr.uniform(jr.fold_in(key, 1), (count, 1), flat.dtype) ** (1 / flat.size)
-    points = flat + radius * share * direction
+    points = _uniform(flat, radius, key, count)
     if problem.domain is None:
         return np.asarray(points)
     inside = jax.vmap(lambda p: ravel_pytree(onto_domain(problem, unravel(p)))[0])
     return np.asarray(jax.jit(inside)(points))
+
+
+@partial(jax.jit, static_argnums=3)
+def _uniform(flat, radius, key, count: int):
+    direction = jr.normal(key, (count, flat.size), flat.dtype)
+    direction = direction / jnp.linalg.norm(direction, axis=1, keepdims=True)
+    share = jr.uniform(jr.fold_in(key, 1), (count, 1), flat.dtype) ** (1 / flat.size)
+    return flat + radius * share * direction
 
 
 def _gradients(problem: Problem, x, points, law, key, num_tilts):
@@ -207,18 +214,18 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts):
         part = jobs[first : first + _BATCH]
         # Batches of one size compile once.
         full = part + [part[-1]] * (_BATCH - len(part))
-        keys = jax.vmap(lambda n: jr.fold_in(key, n))(
-            jnp.asarray([i * num_tilts + r for i, r in full])
-        )
-        at = jnp.asarray(points[[i for i, _ in full]])
+        keys = _keys(key, np.asarray([i * num_tilts + r for i, r in full]))
+        at = points[[i for i, _ in full]]
         if in_turn:
             found = [
-                _one(problem, *job, law, e.lower, unravel)
-                for job in zip(at, keys, strict=True)
+                _one(problem, at[i], keys[i] if law else None, law, e.lower, unravel)
+                for i in range(len(full))
             ]
             grads, usable, error = map(np.stack, zip(*found, strict=True))
         else:
-            grads, usable, error = _batch(problem, at, keys, law, e.lower, unravel)
+            grads, usable, error = _batch(
+                problem, jnp.asarray(at), keys, law, e.lower, unravel
+            )
         index = tuple(np.array(part).T)
         gradients[index] = np.asarray(grads)[: len(part)]
         fine[index] = np.asarray(usable)[: len(part)]
@@ -227,14 +234,24 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts):
     return gradients, np.where(fine, errors, 0), counts
 
 
+@jax.jit
+def _keys(key, numbers):
+    return jax.vmap(lambda n: jr.fold_in(key, n))(numbers)
+
+
 def _one(problem, point, key, law, warm, unravel):
     here = problem
     if law is not None:
         here = problem.perturbed(law.sample(problem.y0, key=key))
     e = hypergradient(here, unravel(point), warm=warm, quality=True, throw=False)
     grad = ravel_pytree(e.grad)[0]
-    usable = e.lower.success & jnp.all(jnp.isfinite(grad))
     assert e.quality is not None
+    if not is_traced(grad):
+        # One by one: no operation on arrays, each of which would be a program.
+        grad = np.asarray(grad)
+        solved = status_name(e.lower.status) == "successful"
+        return grad, solved and np.isfinite(grad).all(), np.asarray(e.quality.bias)
+    usable = e.lower.success & jnp.all(jnp.isfinite(grad))
     return grad, usable, e.quality.bias
 
 

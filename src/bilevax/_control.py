@@ -1,10 +1,11 @@
 """Stages, and branches and loops that know whether they are part of a program.
 
-A stage is a function from arrays to arrays that is compiled on its own when a call runs
-stage by stage, and a part of the program when it does not. Stage by stage, branches and
-loops are Python's own `if` and `while`: what is not needed is not even compiled. In a
-program they are loops of XLA with three rules, which keep a batch from waiting for
-members that asked for nothing:
+A stage is a function from arrays to arrays that knows functions of the problem. It is
+compiled on its own when a call runs stage by stage, and a part of the program when it
+does not. Stage by stage, all else is NumPy (see `_arrays.py`), and branches and loops
+are Python's own `if` and `while`: what is not needed is not even compiled. In a program
+they are loops of XLA with three rules, which keep a batch from waiting for members that
+asked for nothing:
 
 - whether to go on is decided once, in the body, and carried. A condition that is
   computed again for the batch may round differently there than in the body, and a
@@ -22,15 +23,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool
 
 # Whether the members of a batch are inside the branch or loop that is being traced.
 _inside = contextvars.ContextVar("inside", default=None)
-# What stands for a branch or a loop where only the usual way is compiled.
-_unusual = contextvars.ContextVar("unusual", default=None)
-# Whether a public call runs stage by stage.
-_stages = contextvars.ContextVar("stages", default=False)
+# What a call that runs stage by stage remembers; None elsewhere.
+_stages = contextvars.ContextVar("stages", default=None)
 
 
 @contextlib.contextmanager
@@ -43,62 +43,78 @@ def _set(variable, value):
 
 
 def stage_by_stage():
-    """A context in which concrete predicates are decided in Python."""
-    return _set(_stages, True)
-
-
-def usual_way(function: Callable, *arguments) -> tuple[Any, Bool[Array, ""]]:
-    """`function(*arguments)` without its rare branches, and whether one was due.
-
-    Small to compile and quick to run, for calls that are repeated; where something
-    unusual comes up the result is worth nothing, and the call runs stage by stage.
-    """
-    met: list = []
-    with _set(_unusual, met):
-        result = function(*arguments)
-    return result, _any_of(met)
-
-
-def _any_of(met: list) -> Bool[Array, ""]:
-    return functools.reduce(jnp.logical_or, met, jnp.asarray(False))
+    """A context in which predicates are decided in Python, and `xp` is NumPy."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(_set(_stages, {}))
+    # As in a program, a NaN is a value.
+    stack.enter_context(np.errstate(all="ignore"))
+    return stack
 
 
 def in_stages() -> bool:
     """Whether the call that is under way runs stage by stage."""
-    return _stages.get()
+    return _stages.get() is not None
 
 
-def stage(function: Callable, static: tuple[int, ...] = ()) -> Callable:
+def once(function: Callable, *things) -> Any:
+    """`function(*things)`, computed once in a call that runs stage by stage."""
+    memory = _stages.get()
+    if memory is None:
+        return function(*things)
+    key = (function, *(t if isinstance(t, _KNOWN_BY_VALUE) else id(t) for t in things))
+    if key not in memory:
+        if len(memory) >= _MOST:
+            memory.clear()
+        # With the things, which keep their identity as long as they live.
+        memory[key] = (things, function(*things))
+    return memory[key][1]
+
+
+_KNOWN_BY_VALUE = (int, np.dtype, type(None))
+_MOST = 64
+
+
+def stage(function: Callable) -> Callable:
     """`function` as a stage; its arguments and results are pytrees of arrays."""
 
     @functools.wraps(function)
     def part(*arguments):
         with alone():
-            return _strong(function(*map(opened, arguments)))
+            return function(*map(opened, arguments))
 
     @functools.cache
     def compiled():
-        return jax.jit(part, static_argnums=static, compiler_options=compiler_options())
+        return jax.jit(part, compiler_options=compiler_options())
 
     @functools.wraps(function)
     def call(*arguments):
-        if _stages.get():
-            return compiled()(*arguments)
+        if in_stages():
+            return on_host(compiled()(*arguments))
         return function(*map(opened, arguments))
 
     return call
 
 
-def _strong(tree):
-    """`tree` without weak types, which would make the next stage another program."""
+def on_host(tree):
+    """`tree` with NumPy's arrays instead of JAX's; keys stay what they are."""
+    return jax.tree.map(_on_host, tree)
 
-    def strong(leaf):
-        leaf = jnp.asarray(leaf)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return leaf
-        return jax.lax.convert_element_type(leaf, leaf.dtype)
 
-    return jax.tree.map(strong, tree)
+def _on_host(leaf):
+    if isinstance(leaf, jax.Array) and isinstance(leaf.dtype, np.dtype):
+        return np.asarray(leaf)
+    return leaf
+
+
+def on_device(tree):
+    """`tree` with JAX's arrays instead of NumPy's."""
+    leaves, structure = jax.tree.flatten(tree)
+    where = [i for i, x in enumerate(leaves) if isinstance(x, np.ndarray | np.generic)]
+    # All at once, and without a program for each shape.
+    moved = jax.device_put([leaves[i] for i in where])
+    for i, leaf in zip(where, moved, strict=True):
+        leaves[i] = leaf
+    return structure.unflatten(leaves)
 
 
 class Packed:
@@ -122,7 +138,7 @@ class _Form:
 
     def __init__(self, structure, which, others):
         self.structure, self.which, self.others = structure, which, others
-        # For whoever wants to know what was done for this form before.
+        # What was checked for this form before.
         self.seen: set = set()
 
 
@@ -144,7 +160,9 @@ jax.tree_util.register_pytree_node(
 
 def packed(tree: Any) -> Any:
     """`tree` ready for stages; in a program as it is."""
-    return Packed(tree) if _stages.get() else tree
+    if isinstance(tree, Packed) or not in_stages():
+        return tree
+    return Packed(tree)
 
 
 def opened(tree: Any) -> Any:
@@ -169,7 +187,7 @@ def compiler_options() -> dict | None:
 @contextlib.contextmanager
 def alone():
     """A context for functions whose trace is kept and used again elsewhere."""
-    with _set(_stages, False), _set(_inside, None), _set(_unusual, None):
+    with _set(_stages, None), _set(_inside, None):
         yield
 
 
@@ -181,8 +199,6 @@ def run_if(predicate: Bool[Array, ""], function, operand):
     """
     if _decided(predicate):
         return function(operand) if predicate else operand
-    if _left_out(predicate):
-        return operand
 
     def inside(wanted, operand):
         with _set(_inside, wanted):
@@ -203,16 +219,10 @@ def run_if(predicate: Bool[Array, ""], function, operand):
     return jax.lax.while_loop(lambda c: c[0], body, (wanted, operand))[1]
 
 
-def run_unless(predicate: Bool[Array, ""], function, operand, often: bool = False):
-    """`function(operand)` where `predicate` does not hold, else `operand`.
-
-    Branches that are taken `often` belong to the usual way.
-    """
+def run_unless(predicate: Bool[Array, ""], function, operand):
+    """`function(operand)` where `predicate` does not hold, else `operand`."""
     if _decided(predicate):
         return operand if predicate else function(operand)
-    if often and _unusual.get() is not None:
-        new = function(operand)
-        return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), operand, new)
     return run_if(~predicate, function, operand)
 
 
@@ -220,8 +230,6 @@ def choose(predicate: Bool[Array, ""], function, other, operand):
     """`function(operand)` where `predicate` holds, else `other(operand)`."""
     if _decided(predicate):
         return function(operand) if predicate else other(operand)
-    if _left_out(predicate):
-        return other(operand)
     return run_if(~predicate, other, run_if(predicate, function, operand))
 
 
@@ -236,36 +244,19 @@ def loop(condition, body, state, limit: Any):
             go = condition(state)
         return state
 
-    outer = _unusual.get()
-
     def trip(carry):
-        go, count, unusual, state = carry
-        met = None if outer is None else []
-        with _set(_inside, go), _set(_unusual, met):
+        go, count, state = carry
+        with _set(_inside, go):
             state = body(state)
             go = condition(state) & (count + 1 < limit)
-        unusual = unusual | _any_of(met) if met else unusual
-        return go & ~unusual, count + 1, unusual, state
+        return go, count + 1, state
 
-    no = jnp.asarray(False)
-    carry = (_wanted(go) & (limit > 0), jnp.asarray(0), no, state)
-    _, _, unusual, state = jax.lax.while_loop(lambda c: c[0], trip, carry)
-    if outer is not None:
-        outer.append(unusual)
-    return state
+    carry = (_wanted(go) & (limit > 0), jnp.asarray(0), state)
+    return jax.lax.while_loop(lambda c: c[0], trip, carry)[-1]
 
 
 def _decided(predicate) -> bool:
-    return _stages.get() and not isinstance(predicate, Tracer)
-
-
-def _left_out(predicate) -> bool:
-    """Whether only the usual way is compiled; that it was left is noted."""
-    met = _unusual.get()
-    if met is None:
-        return False
-    met.append(jnp.asarray(predicate))
-    return True
+    return in_stages() and not isinstance(predicate, Tracer)
 
 
 def _wanted(predicate):

@@ -128,7 +128,7 @@ def _is_bounded(domain) -> bool:
     if not isinstance(domain, Box):
         return False
     bounds = jax.tree.leaves((domain.lower, domain.upper))
-    return all(bool(jnp.all(jnp.isfinite(bound))) for bound in bounds)
+    return all(np.isfinite(bound).all() for bound in bounds)
 
 
 def _norm(v: np.ndarray) -> float:

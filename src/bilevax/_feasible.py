@@ -13,8 +13,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from ._adjoint import DenseAdjoint, kkt_system
+from ._arrays import xp
 from ._constraints import Box, Polyhedron
-from ._control import run_if
+from ._control import in_stages, on_host, run_if
 from ._lower.active_set import ActiveSet, blank_solution
 from ._lower.base import LowerSolution
 from ._lower.dense import unit_rows
@@ -57,14 +58,20 @@ def moves(problem: Problem) -> bool:
     )
 
 
-@quick_jit
 def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain."""
     domain = problem.domain
     if domain is None:
         return x
     if isinstance(domain, Box):
-        return jax.tree.map(jnp.clip, x, domain.lower, domain.upper)
+        return jax.tree.map(xp.clip, x, domain.lower, domain.upper)
+    found = _onto_polyhedron(problem, x)
+    return on_host(found) if in_stages() else found
+
+
+@quick_jit
+def _onto_polyhedron(problem: Problem, x):
+    domain: Any = problem.domain
     flat, unravel = ravel_pytree(x)
     # A point that was projected before may be outside by rounding.
     noise = tolerances(flat.dtype).rounding * jnp.linalg.norm(flat)
@@ -79,9 +86,9 @@ def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
 
 def excess(domain: Polyhedron, x: Float[Array, " d"]):
     """By how much `x` breaks the (unit) rows in all, and the gradient of that."""
-    rows = unit_rows(domain, jnp.zeros_like(x), x.size, x.dtype)
-    over = jnp.where(rows.usable, rows.A @ x - rows.rhs, 0)
-    sign = jnp.where(rows.equality, jnp.sign(over), over > 0)
+    rows = unit_rows(domain, xp.zeros_like(x), x.size, x.dtype)
+    over = xp.where(rows.usable, rows.A @ x - rows.rhs, 0)
+    sign = xp.where(rows.equality, xp.sign(over), over > 0)
     return sign @ over, sign @ rows.A
 
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
 from ._checkpoint import REMEDY, CheckpointError
 from ._methods.base import WORK, Record
+from ._modules import with_fields
 
 # The columns with one entry per look.
 _LOOKS = ("evaluated_at", "value", "seconds", "working")
@@ -100,6 +100,9 @@ def checked_history(path: Any, arrays: dict[str, np.ndarray], step: int) -> Hist
     return History(steps, **looks)
 
 
+_ARRAYS = jax.Array | np.ndarray | np.generic
+
+
 def scalars(aux: Any) -> dict:
     """The entries of a dictionary `aux` that are single numbers; else none."""
     if not isinstance(aux, dict):
@@ -107,15 +110,13 @@ def scalars(aux: Any) -> dict:
     return {
         name: entry
         for name, entry in aux.items()
-        if isinstance(entry, jax.Array) and entry.ndim == 0
+        if isinstance(entry, _ARRAYS) and entry.ndim == 0
     }
 
 
 def with_scalars(record: Record) -> Record:
     """`record` with what is kept of its auxiliary output."""
-    return eqx.tree_at(
-        lambda r: r.aux, record, scalars(record.aux), is_leaf=lambda leaf: leaf is None
-    )
+    return with_fields(record, aux=scalars(record.aux))
 
 
 def blank_records(shapes: Record, length: int):

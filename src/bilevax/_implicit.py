@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
+import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ._adjoint import (
@@ -17,7 +17,16 @@ from ._adjoint import (
     default_adjoint,
     kkt_system,
 )
-from ._control import in_stages, packed, stage, stage_by_stage, usual_way
+from ._arrays import ravel, xp
+from ._control import (
+    in_stages,
+    on_device,
+    on_host,
+    once,
+    packed,
+    stage,
+    stage_by_stage,
+)
 from ._lower.active_set import ActiveSet, blank_solution
 from ._lower.base import (
     AbstractLowerSolver,
@@ -27,6 +36,7 @@ from ._lower.base import (
 )
 from ._lower.choose import check_choice, check_warm, checked_solver
 from ._lower.dense import FlatLower, Unravel
+from ._modules import made
 from ._problem import (
     AbstractLocalLower,
     Problem,
@@ -116,8 +126,7 @@ def hypergradient(
     solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
     check_warm(problem, warm)
     if staged(problem, x, solver, adjoint, warm):
-        with stage_by_stage():
-            evaluation = evaluate(problem, x, solver, adjoint, warm, quality)
+        evaluation = _in_stages(problem, x, solver, adjoint, warm, quality)
     else:
         if warm is None and isinstance(solver, ActiveSet):
             warm = blank_solution(problem)
@@ -157,6 +166,14 @@ def _is_plain(tree) -> bool:
     return True
 
 
+def _in_stages(problem, x, solver, adjoint, warm, quality) -> Evaluation:
+    if in_stages():
+        return evaluate(problem, x, solver, adjoint, warm, quality)
+    with stage_by_stage():
+        problem, x, warm = on_host((problem, x, warm))
+        return on_device(evaluate(problem, x, solver, adjoint, warm, quality))
+
+
 @quick_jit
 def _as_program(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     check_functions(problem, x)
@@ -168,7 +185,7 @@ def evaluate(
 ) -> Evaluation:
     """`F` and its gradient at `x`, with nothing checked and nothing raised."""
     problem = problem.localised(x)
-    whole = packed((bare(problem), solver))
+    whole = once(_whole, problem, solver)
     if in_stages():
         _check_once(whole, problem, x)
     lower = solver(problem, x, warm)
@@ -180,7 +197,20 @@ def evaluate(
     measured = None
     if quality:
         measured = _quality(packed((bare(problem), adjoint)), x, lower, grad)
-    return Evaluation(value, found.aux, grad, lower, as_status(code), measured)
+    return made(
+        Evaluation,
+        value=value,
+        aux=found.aux,
+        grad=grad,
+        lower=lower,
+        status=as_status(code),
+        quality=measured,
+    )
+
+
+def _whole(problem: Problem, solver):
+    """What stages need to know of a problem."""
+    return packed((bare(problem), solver))
 
 
 def exact(problem: Problem) -> Callable[..., Evaluation]:
@@ -188,21 +218,8 @@ def exact(problem: Problem) -> Callable[..., Evaluation]:
     if not in_stages():
         return lambda x, warm: hypergradient(problem, x, warm=warm, throw=False)
     solver = checked_solver(problem, None, False)
-    whole = packed((bare(problem), solver, problem.adjoint))
-
-    def usually(x, warm):
-        e, unusual = _usually(whole, x, warm)
-        if unusual:
-            e = evaluate(problem, x, solver, problem.adjoint, warm)
-        return e
-
-    return usually
-
-
-@stage
-def _usually(whole, x, warm):
-    problem, solver, adjoint = whole
-    return usual_way(lambda: evaluate(problem, x, solver, adjoint, warm))
+    adjoint = problem.adjoint
+    return lambda x, warm: evaluate(problem, x, solver, adjoint, warm)
 
 
 def _check_once(whole, problem: Problem, x) -> None:
@@ -222,7 +239,6 @@ def _quality(whole, x, lower: LowerSolution, grad) -> Quality:
     return quality_of(problem, system, x, lower, adjoint, grad)
 
 
-@stage
 def _judged(states, found: "Implicit"):
     """The status; NaN where the lower level has no answer."""
     (code, shared, weak), value, grad = states, found.value, found.grad
@@ -232,12 +248,12 @@ def _judged(states, found: "Implicit"):
     for holds, kind in (
         (sane, Status.non_finite),
         (shared, Status.dependent_rows),
-        (~jnp.any(weak), Status.kink),
+        (~xp.any(weak), Status.kink),
         (found.fine, Status.adjoint_limit),
     ):
         so_far = code == code_of(Status.successful)
-        code = jnp.where(so_far & ~holds, code_of(kind), code)
-    or_nan = lambda leaf: jnp.where(answered, leaf, jnp.nan)
+        code = xp.where(so_far & ~holds, code_of(kind), code)
+    or_nan = lambda leaf: xp.where(answered, leaf, xp.nan)
     return code, or_nan(value), jax.tree.map(or_nan, grad)
 
 
@@ -267,17 +283,21 @@ def implicit_gradient(
     and subtract from `grad_x f` the `x`-gradient of `<grad_y g, v> + <w, B x>`.
     `whole` is the problem, ready for stages.
     """
-    whole = packed((bare(problem), _SOLVER)) if whole is None else whole
+    whole = _whole(problem, _SOLVER) if whole is None else whole
     if isinstance(adjoint, Danskin):
         value = problem.upper_value
         (value, aux), grad = jax.value_and_grad(value, has_aux=True)(x, lower.y)
-        inside = whole[1].inside(problem, x, lower)
+        inside = whole[1].inside(problem, x, lower.y)
         return Implicit(value, aux, grad, jnp.asarray(True), inside)
-    upper = _upper(whole, x, lower.y, lower.multipliers)
-    flat = FlatLower(problem.lower, x, Unravel.like(problem.y0))
-    system = packed(KKTSystem(problem.constraints, flat, upper.y, lower.active))
-    v, w, fine = adjoint.solve(system, lower, upper.top, upper.bottom)
-    grad, inside = _pulled_back(whole, x, lower, upper.f_x, v, w)
+    upper = _upper(whole, x, lower.y)
+    y, unravel = ravel(lower.y), once(Unravel.like, problem.y0)
+    # In stages of the form that the lower level has, for which a program exists.
+    columns = np.ones_like(y) if in_stages() else None
+    flat = packed(FlatLower(problem.lower, x, unravel, columns))
+    system = KKTSystem(problem.constraints, flat, y, lower.active)
+    top, bottom = ravel(upper.f_y).astype(y.dtype), xp.zeros_like(lower.multipliers)
+    v, w, fine = adjoint.solve(system, lower, top, bottom)
+    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, v, w)
     return Implicit(upper.value, upper.aux, grad, fine, inside)
 
 
@@ -285,25 +305,21 @@ class _Upper(NamedTuple):
     value: Float[Array, ""]
     aux: Any
     f_x: PyTree[Array]
-    y: Float[Array, " n"]
-    top: Float[Array, " n"]
-    bottom: Float[Array, " k"]
+    f_y: PyTree[Array]
 
 
 @stage
-def _upper(whole, x, y, multipliers) -> _Upper:
-    """`f` with its gradients, the one in `y` flat."""
+def _upper(whole, x, y) -> _Upper:
+    """`f` with its gradients."""
     problem, _ = whole
     value = jax.value_and_grad(problem.upper_value, argnums=(0, 1), has_aux=True)
     (value, aux), (f_x, f_y) = value(x, y)
-    flat = ravel_pytree(y)[0]
-    top = ravel_pytree(f_y)[0].astype(flat.dtype)
-    return _Upper(value, aux, f_x, flat, top, jnp.zeros_like(multipliers))
+    return _Upper(value, aux, f_x, f_y)
 
 
 @stage
-def _pulled_back(whole, x, lower, f_x, v, w):
-    (problem, solver), y = whole, lower.y
+def _pulled_back(whole, x, y, f_x, v, w):
+    problem, solver = whole
     v = Unravel.like(y)(v)
 
     def cross(x):
@@ -312,4 +328,4 @@ def _pulled_back(whole, x, lower, f_x, v, w):
         return along + problem.constraints.coupling(x, w)
 
     grad = jax.tree.map(jnp.subtract, f_x, jax.grad(cross)(x))
-    return grad, solver.inside(problem, x, lower)
+    return grad, solver.inside(problem, x, y)

@@ -10,17 +10,15 @@ through the nearest allowed point, since `F` may be undefined beyond. Written he
 because optax and optimistix stop at the first kink.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from ._arrays import ravel, xp
 from ._constraints import Box, Polyhedron
-from ._control import in_stages, loop, packed, run_if, stage, stage_by_stage
+from ._control import in_stages, loop, on_device, on_host, run_if, stage_by_stage
 from ._feasible import Nearest, excess, moves, nearest
 from ._implicit import exact, staged
 from ._lower.base import LowerSolution
@@ -28,7 +26,7 @@ from ._lower.choose import checked_solver
 from ._lower.dense import Unravel
 from ._problem import Problem
 from ._quick import quick_jit
-from ._status import Status, status_code
+from ._status import Status, code_of, status_code
 from ._tolerances import tolerances
 
 # Searches in a row that may fail before the descent ends.
@@ -110,12 +108,13 @@ def polish(
     solver = checked_solver(problem, None, False)
     if staged(problem, x, solver, problem.adjoint, lower):
         with stage_by_stage():
-            return _polish(problem, x, lower, length, max_evaluations)
+            problem, x, lower, length = on_host((problem, x, lower, length))
+            return on_device(_polish(problem, x, lower, length, max_evaluations))
     return _as_program(problem, x, lower, length, max_evaluations)
 
 
 def _polish(problem: Problem, x, lower, length, max_evaluations: int) -> Polish:
-    unravel, domain = Unravel.like(x), packed(problem.domain)
+    unravel, domain = Unravel.like(x), problem.domain
 
     def search(s: _Search) -> _Search:
         aim = _aim(domain, unravel, s)
@@ -126,7 +125,7 @@ def _polish(problem: Problem, x, lower, length, max_evaluations: int) -> Polish:
     return Polish(
         x=unravel(end.base.allowed),
         value=end.base.value,
-        start_value=jnp.asarray(jnp.nan),
+        start_value=xp.asarray(xp.nan),
         steps=end.steps,
         evaluations=end.evaluations,
         empty=end.empty,
@@ -139,41 +138,39 @@ def _as_program(problem, x, lower, length, max_evaluations) -> Polish:
     return _polish(problem, x, lower, length, max_evaluations)
 
 
-@stage
 def _start(x, lower: LowerSolution, length) -> _Search:
-    flat = ravel_pytree(x)[0]
-    zero, flat0 = jnp.zeros((), flat.dtype), jnp.zeros_like(flat)
-    blank = _Point(flat, flat, zero + jnp.inf, zero, flat0, flat0, lower)
-    none = jnp.asarray(0)
+    flat = ravel(x)
+    zero, flat0 = xp.zeros((), flat.dtype), xp.zeros_like(flat)
+    blank = _Point(flat, flat, zero + xp.inf, zero, flat0, flat0, lower)
+    none = xp.asarray(0)
     return _Search(
         base=blank,
         trial=blank,
-        inverse=jnp.eye(flat.size, dtype=flat.dtype),
+        inverse=xp.eye(flat.size, dtype=flat.dtype),
         shortest=flat0,
         reach=length + zero,
         direction=flat0,
         low=zero,
-        high=zero + jnp.inf,
+        high=zero + xp.inf,
         length=zero,
         tries=none,
         weight=zero,
-        fresh=jnp.asarray(True),
+        fresh=xp.asarray(True),
         steps=none,
         evaluations=none,
         empty=none,
         undefined=none,
         stalls=none,
         raises=none,
-        going=jnp.asarray(True),
+        going=xp.asarray(True),
     )
 
 
-@stage
 def _searched(s: _Search, new: _Point, length) -> _Search:
     """After an evaluation at the trial point: what to try next."""
-    tol, eye = tolerances(new.x.dtype), jnp.eye(new.x.size, dtype=new.x.dtype)
+    tol, eye = tolerances(new.x.dtype), xp.eye(new.x.size, dtype=new.x.dtype)
     first = s.evaluations == 0
-    weight = jnp.where(first, 4 * jnp.linalg.norm(new.slope), s.weight)
+    weight = xp.where(first, 4 * xp.linalg.norm(new.slope), s.weight)
     start, now = s.base.merit(weight), new.merit(weight)
     old_grad, new_grad = s.base.grad(weight), new.grad(weight)
     slope = old_grad @ s.direction
@@ -181,64 +178,62 @@ def _searched(s: _Search, new: _Point, length) -> _Search:
     lower_enough = now <= start + 1e-4 * s.length * slope
     flat_enough = new_grad @ s.direction >= 0.5 * slope
     accept = first | (lower_enough & flat_enough)
-    low = jnp.where(lower_enough, s.length, s.low)
-    high = jnp.where(lower_enough, s.high, s.length)
-    longer = jnp.where(jnp.isinf(high), 2 * low, 0.5 * (low + high))
+    low = xp.where(lower_enough, s.length, s.low)
+    high = xp.where(lower_enough, s.high, s.length)
+    longer = xp.where(xp.isinf(high), 2 * low, 0.5 * (low + high))
     given_up = ~accept & (s.tries >= 30)
     # A search that ran out of digits still keeps what it gained.
     take = accept | (given_up & lower_enough & (now < start))
 
     moved = new.x - s.base.x
-    inverse = jnp.where(
+    inverse = xp.where(
         take & ~first,
         _bfgs(s.inverse, moved, new_grad - old_grad, s.fresh),
         s.inverse,
     )
-    inverse = jnp.where(given_up, eye, inverse)
+    inverse = xp.where(given_up, eye, inverse)
     base = _where(take, new, s.base)
     drop = start - base.merit(weight)
-    small = drop <= 4 * tol.eps * (jnp.abs(start) + jnp.abs(drop))
-    stalls = s.stalls + jnp.where(take, _STALLS // 3, given_up)
-    stalls = jnp.where(first | (take & ~small), 0, stalls)
+    small = drop <= 4 * tol.eps * (xp.abs(start) + xp.abs(drop))
+    stalls = s.stalls + xp.where(take, _STALLS // 3, given_up)
+    stalls = xp.where(first | (take & ~small), 0, stalls)
     # An end outside the allowed set asks for a heavier penalty.
-    size = length + jnp.linalg.norm(base.x)
+    size = length + xp.linalg.norm(base.x)
     outside = (stalls >= _STALLS) & (base.distance > tol.accept * size)
     heavier = outside & (s.raises < 6)
-    weight = jnp.where(heavier, 10 * weight, weight)
-    weight = jnp.maximum(weight, 2 * jnp.linalg.norm(base.slope))
+    weight = xp.where(heavier, 10 * weight, weight)
+    weight = xp.maximum(weight, 2 * xp.linalg.norm(base.slope))
     fresh = first | heavier
-    inverse = jnp.where(heavier, eye, inverse)
-    stalls = jnp.where(heavier, 0, stalls)
+    inverse = xp.where(heavier, eye, inverse)
+    stalls = xp.where(heavier, 0, stalls)
 
     # Both sides of a kink that stopped the search, in one direction along it.
-    usable = jnp.isfinite(now) & jnp.all(jnp.isfinite(new_grad))
+    usable = xp.isfinite(now) & xp.all(xp.isfinite(new_grad))
     shortest = _shortest(s.shortest, new_grad)
-    shortest = jnp.where(
-        given_up & ~take & ~fresh & usable, shortest, base.grad(weight)
-    )
+    shortest = xp.where(given_up & ~take & ~fresh & usable, shortest, base.grad(weight))
     direction = -(inverse @ shortest)
     # A first step in units of the problem; afterwards BFGS knows its own length.
-    size = jnp.linalg.norm(direction)
-    reach = jnp.where(take, jnp.linalg.norm(moved), 0.5 * s.reach)
-    reach = jnp.where(fresh, length, reach)
-    direction = jnp.where(
+    size = xp.linalg.norm(direction)
+    reach = xp.where(take, xp.linalg.norm(moved), 0.5 * s.reach)
+    reach = xp.where(fresh, length, reach)
+    direction = xp.where(
         fresh | given_up,
-        direction * reach / jnp.where(size > 0, size, 1),
+        direction * reach / xp.where(size > 0, size, 1),
         direction,
     )
     next_search = take | given_up
-    no_point = new.lower.status == Status.infeasible
+    no_point = code_of(new.lower.status) == code_of(Status.infeasible)
     return _Search(
         base=base,
         trial=new,
         inverse=inverse,
-        shortest=jnp.where(next_search, shortest, s.shortest),
-        reach=jnp.where(next_search, reach, s.reach),
-        direction=jnp.where(next_search, direction, s.direction),
-        low=jnp.where(next_search, 0, low),
-        high=jnp.where(next_search, jnp.inf, high),
-        length=jnp.where(next_search, 1, longer),
-        tries=jnp.where(next_search, 0, s.tries + 1),
+        shortest=xp.where(next_search, shortest, s.shortest),
+        reach=xp.where(next_search, reach, s.reach),
+        direction=xp.where(next_search, direction, s.direction),
+        low=xp.where(next_search, 0, low),
+        high=xp.where(next_search, xp.inf, high),
+        length=xp.where(next_search, 1, longer),
+        tries=xp.where(next_search, 0, s.tries + 1),
         weight=weight,
         fresh=fresh | given_up | (s.fresh & ~take),
         steps=s.steps + (take & ~first),
@@ -247,7 +242,7 @@ def _searched(s: _Search, new: _Point, length) -> _Search:
         undefined=s.undefined + (~usable & ~no_point),
         stalls=stalls,
         raises=s.raises + heavier,
-        going=~((stalls >= _STALLS) | ~jnp.isfinite(base.value) | (size == 0)),
+        going=~((stalls >= _STALLS) | ~xp.isfinite(base.value) | (size == 0)),
     )
 
 
@@ -255,22 +250,22 @@ def _shortest(a, b):
     """The shortest vector between `a` and `b`."""
     gap = a - b
     length = gap @ gap
-    share = jnp.where(length > 0, a @ gap / jnp.where(length > 0, length, 1), 0)
-    return a - jnp.clip(share, 0, 1) * gap
+    share = xp.where(length > 0, a @ gap / xp.where(length > 0, length, 1), 0)
+    return a - xp.clip(share, 0, 1) * gap
 
 
 def _bfgs(inverse, s, y, fresh):
     """The inverse update; a fresh identity is scaled to the first pair."""
     sy = s @ y
     usable = sy > 0
-    sy = jnp.where(usable, sy, 1)
+    sy = xp.where(usable, sy, 1)
     yy = y @ y
-    scale = jnp.where(fresh, sy / jnp.where(yy > 0, yy, 1), 1)
+    scale = xp.where(fresh, sy / xp.where(yy > 0, yy, 1), 1)
     inverse = scale * inverse
     Hy = inverse @ y
-    update = (1 + y @ Hy / sy) * jnp.outer(s, s) / sy
-    update = update - (jnp.outer(s, Hy) + jnp.outer(Hy, s)) / sy
-    return jnp.where(usable, inverse + update, inverse)
+    update = (1 + y @ Hy / sy) * xp.outer(s, s) / sy
+    update = update - (xp.outer(s, Hy) + xp.outer(Hy, s)) / sy
+    return xp.where(usable, inverse + update, inverse)
 
 
 class _Aim(NamedTuple):
@@ -281,19 +276,18 @@ class _Aim(NamedTuple):
     tree: PyTree[Array]
 
 
-@partial(stage, static=(1,))
 def _aim(domain, unravel: Unravel, s: _Search) -> _Aim:
     x = s.base.x + s.length * s.direction
     allowed = x
     if isinstance(domain, Box):
-        low, high = ravel_pytree(domain.lower)[0], ravel_pytree(domain.upper)[0]
-        allowed = jnp.clip(x, low, high)
+        low, high = ravel(domain.lower), ravel(domain.upper)
+        allowed = xp.clip(x, low, high)
     return _Aim(x, allowed, unravel(allowed))
 
 
 def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
     """`F` at the allowed point that `x` stands for, and the distance of `x` to it."""
-    solve, domain = exact(problem), packed(problem.domain)
+    solve, domain = exact(problem), problem.domain
     if not moves(problem):
         e = solve(aim.tree, warm)
         return _inside(domain, aim, e.value, e.grad, e.lower)
@@ -301,9 +295,9 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
         e = solve(aim.tree, warm)
         if status_code(e.status) != status_code(Status.infeasible):
             return _inside(domain, aim, e.value, e.grad, e.lower)
-        near = _nearest(problem, aim.x)
+        near = on_host(_nearest(problem, aim.x))
         e = solve(unravel(near.x), e.lower)
-        grad = _pull_back(near, ravel_pytree(e.grad)[0])
+        grad = on_host(_pull_back(near, ravel(e.grad)))
         return _placed(domain, aim.x, near.x, e.value, grad, e.lower)
 
     # Where the lower level is empty: the nearest point where it is not.
@@ -317,9 +311,9 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
         arrays, rest = eqx.partition(blank, eqx.is_array)
         find = lambda _: eqx.filter(find_nearest(), eqx.is_array)
         near = eqx.combine(run_if(outside, find, arrays), rest)
-        point = jnp.where(outside, near.x, aim.allowed)
+        point = xp.where(outside, near.x, aim.allowed)
         e = solve(unravel(point), lower)
-        flat = ravel_pytree(e.grad)[0]
+        flat = ravel(e.grad)
         kept = _kept_inside(problem.domain, x, flat)
         grad = run_if(outside, lambda _: near.pull_back(flat), kept)
         empty = (e.status == Status.infeasible) & ~outside
@@ -327,13 +321,13 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
 
     blank = jax.tree.map(
         lambda leaf: (
-            jnp.zeros(leaf.shape, leaf.dtype)
+            xp.zeros(leaf.shape, leaf.dtype)
             if isinstance(leaf, jax.ShapeDtypeStruct)
             else leaf
         ),
         eqx.filter_eval_shape(find_nearest),
     )
-    no, yes, zero = jnp.asarray(False), jnp.asarray(True), jnp.zeros((), x.dtype)
+    no, yes, zero = xp.asarray(False), xp.asarray(True), xp.zeros((), x.dtype)
     lower, _, _, allowed, value, grad = loop(
         lambda c: c[2], attempt, (warm, no, yes, x, zero, x), limit=2
     )
@@ -355,19 +349,17 @@ def _kept_inside(domain, x, grad):
     points outwards, `x` changes nothing."""
     if not isinstance(domain, Box):
         return grad
-    low, high = ravel_pytree(domain.lower)[0], ravel_pytree(domain.upper)[0]
+    low, high = ravel(domain.lower), ravel(domain.upper)
     outside = (x < low) | (x > high)
     held = ((x == low) & (grad > 0)) | ((x == high) & (grad < 0))
-    return jnp.where(outside | held, 0, grad)
+    return xp.where(outside | held, 0, grad)
 
 
-@stage
 def _inside(domain, aim: _Aim, value, grad, lower) -> _Point:
-    grad = _kept_inside(domain, aim.x, ravel_pytree(grad)[0])
+    grad = _kept_inside(domain, aim.x, ravel(grad))
     return _placed(domain, aim.x, aim.allowed, value, grad, lower)
 
 
-@stage
 def _placed(domain, x, allowed, value, grad, lower) -> _Point:
     point = _point(x, allowed, value, grad, lower)
     if not isinstance(domain, Polyhedron):
@@ -378,10 +370,10 @@ def _placed(domain, x, allowed, value, grad, lower) -> _Point:
 
 def _point(x, allowed, value, grad, lower) -> _Point:
     away = x - allowed
-    distance = jnp.linalg.norm(away)
-    push = jnp.where(distance > 0, away / jnp.where(distance > 0, distance, 1), 0)
+    distance = xp.linalg.norm(away)
+    push = xp.where(distance > 0, away / xp.where(distance > 0, distance, 1), 0)
     return _Point(x, allowed, value, distance, grad, push, lower)
 
 
 def _where(predicate, new, old):
-    return jax.tree.map(lambda a, b: jnp.where(predicate, a, b), new, old)
+    return jax.tree.map(lambda a, b: xp.where(predicate, a, b), new, old)

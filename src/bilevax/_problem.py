@@ -6,6 +6,7 @@ Randomness transforms problems, not algorithms: `draw` fixes the data sample,
 
 import abc
 import dataclasses
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ from ._constraints import (
     check_not_empty,
     tree_as_float,
 )
+from ._modules import made, plain_method, with_fields
 from ._perturbation import tree_add
 from ._samplers import AbstractSampler, Epochs, WithReplacement
 
@@ -131,6 +133,7 @@ class Problem(AbstractProblem):
             members=self.members,
         )
 
+    @plain_method
     def localised(self, x: PyTree[Array]) -> "Problem":
         """The same problem with a lower level that was built around `x`."""
         if not isinstance(self.lower, AbstractLocalLower):
@@ -149,6 +152,7 @@ class Problem(AbstractProblem):
         tilted = _TiltedLocal(lower, q) if local else _Tilted(lower, q)
         return eqx.tree_at(lambda p: p.lower, self, tilted)
 
+    @plain_method
     def upper_value(self, x, y) -> tuple[Float[Array, ""], Any]:
         """`f(x, y)` and its auxiliary output (None where there is none)."""
         out = self.upper(x, y)
@@ -161,6 +165,7 @@ class Problem(AbstractProblem):
         value, aux = out if isinstance(out, tuple) else (out, None)
         return scalar(value, "upper"), aux
 
+    @plain_method
     def lower_value(self, x, y) -> Float[Array, ""]:
         """`g(x, y)`."""
         return scalar(self.lower(x, y), "lower")
@@ -170,13 +175,13 @@ def tilted(problem: Problem, q: PyTree[Array]) -> Problem:
     """`perturbed` for the steps of a run, which cannot wait: nothing is checked."""
     lower = problem.lower
     if isinstance(lower, _Tilted | _TiltedLocal):
-        lower, q = lower.lower, jax.tree.map(jnp.add, lower.q, q)
-    return _with(problem, lower=_Tilted(lower, q))
+        lower, q = lower.lower, jax.tree.map(operator.add, lower.q, q)
+    return with_fields(problem, lower=made(_Tilted, lower=lower, q=q))
 
 
 def bare(problem: Problem) -> Problem:
     """Both levels alone: what stages know, whatever surrounds the problem."""
-    return _with(
+    return with_fields(
         problem,
         domain=None,
         always_feasible=True,
@@ -184,19 +189,6 @@ def bare(problem: Problem) -> Problem:
         adjoint=None,
         members=None,
     )
-
-
-def outline(problem: Problem) -> Problem:
-    """The problem without its functions, which methods do not call."""
-    return _with(problem, upper=None, lower=None)
-
-
-def _with(problem: Problem, **fields) -> Problem:
-    """A copy with other fields, without the checks of a new one."""
-    other = object.__new__(type(problem))
-    for name, value in {**vars(problem), **fields}.items():
-        object.__setattr__(other, name, value)
-    return other
 
 
 class StochasticProblem(AbstractProblem):

@@ -92,7 +92,7 @@ class Run:
         x, e = self._look(strongly_typed(x0))
         if not has_value(e.status):
             return End((x, e), (x, e), History(), "no start", 1.0, None)
-        scales = Scales(jnp.ones(()), jnp.ones(()), jnp.ones(()))
+        scales = Scales(*(jnp.asarray(1.0),) * 3)
         if self.method.uses_scales:
             scales = measure_scales(plain(self.view), x, e)
         state = start(self.view, self.method, x, e, scales, self.key)
@@ -129,7 +129,7 @@ class Run:
             x, e = self._look(state.x, history)
             seconds = spent + time.perf_counter() - began
             history = history.evaluated(step, e.value, seconds, working)
-            if has_value(e.status) and not e.value > best[1].value:
+            if has_value(e.status) and not float(e.value) > float(best[1].value):
                 best = (x, e)
             if self._kept_may_be_lower(history, last - first, best[1].value):
                 best = self._lower_of(best, kept)
@@ -178,7 +178,8 @@ class Run:
     def _lower_of(self, best, kept):
         """`best`, or what the last chunk has kept if `F` is lower there."""
         x, e = self._look(kept)
-        return (x, e) if has_value(e.status) and e.value < best[1].value else best
+        lower = has_value(e.status) and float(e.value) < float(best[1].value)
+        return (x, e) if lower else best
 
     def _callback_stops(self, step, x, value, history, mean) -> bool:
         if self.callback is None:
@@ -220,9 +221,11 @@ class Run:
         # One step proves nothing: the first one of DS-BLO stays where it is.
         enough = max(self.chunk, _STEPS_TO_JUDGE)
         move = np.max(history["move"][-enough:])
-        if self.view.domain is None and momentum < self.stop.momentum * scales.slope:
+        if self.view.domain is None and momentum < self.stop.momentum * float(
+            scales.slope
+        ):
             return "the momentum vanished"
-        if len(history) >= enough and move < self.stop.move * scales.length:
+        if len(history) >= enough and move < self.stop.move * float(scales.length):
             return "the steps vanished"
         if seconds > self.stop.seconds:
             return _TIME_SPENT

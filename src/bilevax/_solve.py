@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -145,7 +146,7 @@ def solve(
         raise ValueError(refusal)
     stop = (Stop() if num_steps is None else Stop(0, 0)) if stop is None else stop
     num_steps = DEFAULT_STEPS if num_steps is None else num_steps
-    look_key, start_key, key = jr.split(key, 3)
+    look_key, start_key, key, first_key = _keys(key)
     view = representative(problem, look_key)
     if isinstance(view.domain, Polyhedron):
         check_polyhedron(view.domain)
@@ -165,7 +166,7 @@ def solve(
                 view=view,
                 method=method,
                 x0=point,
-                key=jr.fold_in(key, i),
+                key=jr.fold_in(key, i) if i else first_key,
                 num_steps=num_steps,
                 stop=stop,
                 chunk=min(
@@ -186,6 +187,13 @@ def solve(
     if throw and not best.success:
         raise BilevelError(f"The solve failed. {best.message}", best.status, best)
     return best
+
+
+@jax.jit
+def _keys(key):
+    """Of the look, of the starts, of all runs, and of the first one."""
+    look, starts, runs = jr.split(key, 3)
+    return look, starts, runs, jr.fold_in(runs, 0)
 
 
 def _default_chunk(num_steps: int) -> int:
@@ -284,7 +292,7 @@ def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     it has is asked where a polish was asked for: comparisons pay for no look at `F`
     beyond their own.
     """
-    if has_value(e.status) and not bool(jnp.isfinite(e.value)):
+    if has_value(e.status) and not np.isfinite(e.value):
         return Status.non_finite, end.reason
     if not (run.polish and has_value(e.status)):
         return e.status, end.reason
@@ -301,21 +309,25 @@ def _polished(run: Run, length: float, x, e) -> tuple[Any, Evaluation, Polish]:
     A search that gave up on a kink often finds the way along it from there: what it had
     learned of the curvature was in its way.
     """
-    first = 1e-3 * jnp.asarray(length, ravel_pytree(x)[0].dtype)
+    first: Any = np.asarray(1e-3 * length, jax.tree.leaves(x)[0].dtype)
     start, steps, evaluations = e.value, 0, 0
     for _ in range(_POLISH_ROUNDS):
         done = polish_from(plain(run.view), x, e.lower, first)
-        if done.empty and moves(run.view):
+        if int(done.empty) and moves(run.view):
             done = polish_from(run.view, x, e.lower, first)
-        steps, evaluations = steps + done.steps, evaluations + done.evaluations
+        steps, evaluations = (
+            steps + int(done.steps),
+            evaluations + int(done.evaluations),
+        )
         new_x, new = evaluate_allowed(run.view, done.x)
         # A gain within rounding is no reason to move, least of all along flat parts.
-        noise = 8 * tolerances(e.value.dtype).eps * jnp.abs(e.value)
-        if not (has_value(new.status) and new.value < e.value - noise):
+        noise = 8 * tolerances(e.value.dtype).eps * abs(float(e.value))
+        if not (has_value(new.status) and float(new.value) < float(e.value) - noise):
             break
         x, e = new_x, new
     told = lambda p: (p.x, p.value, p.start_value, p.steps, p.evaluations)
-    return x, e, eqx.tree_at(told, done, (x, e.value, start, steps, evaluations))
+    counts = (jnp.asarray(steps), jnp.asarray(evaluations))
+    return x, e, eqx.tree_at(told, done, (x, e.value, start, *counts))
 
 
 def _starting_points(problem: Problem, x0, starts, num_starts, key):

@@ -75,8 +75,9 @@ _NAMES = {
 
 
 def code_of(status) -> Any:
-    """The number that stands for a status on the device."""
-    return status._value
+    """The number that stands for a status."""
+    number = status._value
+    return number if isinstance(number, Tracer) else np.asarray(number)
 
 
 _STRUCTURE = jax.tree.structure(Status.successful)

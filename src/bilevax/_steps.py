@@ -3,18 +3,17 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ._control import packed, stage, stage_by_stage
+from ._control import on_device, on_host, stage, stage_by_stage
 from ._history import with_scalars
 from ._implicit import staged
 from ._lower.choose import checked_solver
 from ._methods.asking import AbstractAskingMethod
 from ._methods.oracle import gradient_at
-from ._problem import AbstractProblem, Problem, outline, tilted
+from ._problem import AbstractProblem, Problem, tilted
 
 # Runs of more steps are one program: compiling it then costs less than it saves.
 _SHORT = 500
@@ -51,37 +50,33 @@ def advance_in_stages(
     chosen,
 ):
     """`advance`, one step after the other."""
-    track, records = Track(kept, jnp.asarray(jnp.inf), mean), []
+    records = []
     with stage_by_stage():
-        known = outline(problem)
-        asking = packed((known, method))
-        telling = packed((known, method, average))
+        problem, method, state = on_host((problem, method, state))
+        track = Track(*on_host((kept, np.asarray(np.inf), mean)))
         for t in range(first, last):
-            query = _ask(asking, state, t, total, key)
+            query = on_host(
+                method.ask(problem, state, step=t, num_steps=total, key=_key_of(key, t))
+            )
             now = tilted(problem, query.tilt)
             oracle = gradient_at(now, query.at, query.ahead, state.lower)
-            state, track, record = _tell(
-                telling, state, query, oracle, track, t, chosen
-            )
+            state, record = method.tell(problem, state, query, oracle)
+            record = with_scalars(record)
+            track = _tracked(track, average, state.x, record.value, t, chosen)
             records.append(record)
     columns = jax.tree.map(lambda *entries: np.stack(entries), *records)
-    return state, track.kept, track.mean, columns
+    state, kept, mean = on_device((state, track.kept, track.mean))
+    return state, kept, mean, columns
 
 
 @stage
-def _ask(asking, state, t, total, key):
-    problem, method = asking
-    return method.ask(problem, state, step=t, num_steps=total, key=jr.fold_in(key, t))
+def _key_of(key, t):
+    return jr.fold_in(key, t)
 
 
-@stage
-def _tell(telling, state, query, oracle, track: Track, t, chosen):
-    problem, method, average = telling
-    state, record = method.tell(problem, state, query, oracle)
-    record = with_scalars(record)
-    falls = (chosen < 0) & (record.value < track.least)
-    keep = (t == chosen) | falls
-    kept = jax.tree.map(lambda a, b: jnp.where(keep, a, b), state.x, track.kept)
-    least = jnp.where(falls, record.value, track.least)
-    mean = track.mean if average is None else average.update(track.mean, state.x, t)
-    return state, Track(kept, least, mean), record
+def _tracked(track: Track, average, x, value, t: int, chosen: int) -> Track:
+    falls = chosen < 0 and value < track.least
+    kept = x if t == chosen or falls else track.kept
+    least = value if falls else track.least
+    mean = track.mean if average is None else average.update(track.mean, x, t)
+    return Track(kept, least, mean)

@@ -1,5 +1,6 @@
 """Every numerical threshold of the library, as a function of the dtype."""
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ class Tolerances(NamedTuple):
     safety: float
 
 
+@functools.lru_cache
 def tolerances(dtype) -> Tolerances:
     """The ladder for one floating dtype (float64: accept is 1e-9, float32: 1e-4)."""
     eps = float(jnp.finfo(dtype).eps)

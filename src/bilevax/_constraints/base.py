@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from .._arrays import xp
+from .._modules import plain_method
+
 
 class AbstractConstraints(eqx.Module):
     """A set for `y`, affine in `(x, y)`."""
@@ -70,12 +73,15 @@ class AbstractFixedSet(AbstractConstraints):
     def project(self, y: Float[Array, " n"]) -> Float[Array, " n"]:
         """The nearest point of the set, for a flat `y`."""
 
+    @plain_method
     def rhs_scale(self, x):
-        return jnp.abs(self.rhs(x))
+        return xp.abs(self.rhs(x))
 
+    @plain_method
     def coupling(self, x, mu):
-        return jnp.zeros((), mu.dtype)
+        return xp.zeros((), mu.dtype)
 
+    @plain_method
     def coupling_matrix(self, size, dtype):
         return None
 

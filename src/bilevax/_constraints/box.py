@@ -5,9 +5,10 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from .._arrays import ravel, xp
+from .._modules import plain_method
 from .base import AbstractFixedSet, check_not_empty, tree_as_float
 
 
@@ -37,30 +38,36 @@ class Box(AbstractFixedSet):
 
     def start(self):
         return jax.tree.map(
-            lambda low, high: jnp.clip(jnp.zeros_like(low), low, high),
+            lambda low, high: xp.clip(xp.zeros_like(low), low, high),
             self.lower,
             self.upper,
         )
 
+    @plain_method
     def matrix(self, size, dtype):
-        eye = jnp.eye(size, dtype=dtype)
-        return jnp.concatenate([-eye, eye])
+        eye = xp.eye(size, dtype=dtype)
+        return xp.concatenate([-eye, eye])
 
+    @plain_method
     def push(self, d):
-        return jnp.concatenate([-d, d])
+        return xp.concatenate([-d, d])
 
+    @plain_method
     def pull(self, mu):
-        low, high = jnp.split(mu, 2)
+        low, high = xp.split(mu, 2)
         return high - low
 
+    @plain_method
     def rhs(self, x):
-        return jnp.concatenate([-self.flat_lower(), self.flat_upper()])
+        return xp.concatenate([-self.flat_lower(), self.flat_upper()])
 
+    @plain_method
     def flat_lower(self):
-        return ravel_pytree(self.lower)[0]
+        return ravel(self.lower)
 
+    @plain_method
     def flat_upper(self):
-        return ravel_pytree(self.upper)[0]
+        return ravel(self.upper)
 
     def project(self, y):
         return jnp.clip(y, self.flat_lower(), self.flat_upper())

@@ -4,9 +4,10 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from .._arrays import ravel, xp
+from .._modules import plain_method
 from .base import AbstractConstraints, as_float
 
 
@@ -52,60 +53,68 @@ class Polyhedron(AbstractConstraints):
     def start(self):
         for part in (self.A, self.A_eq):
             if part is not None:
-                return jnp.zeros(part.shape[1], self._dtype())
+                return xp.zeros(part.shape[1], self._dtype())
         return None
 
     def _dtype(self):
         return jnp.result_type(*(leaf for leaf in jax.tree.leaves(self)))
 
+    @plain_method
     def matrix(self, size, dtype):
-        parts = [jnp.asarray(p, dtype) for p in (self.A, self.A_eq) if p is not None]
-        return jnp.concatenate(parts) if parts else jnp.zeros((0, size), dtype)
+        parts = [xp.asarray(p, dtype) for p in (self.A, self.A_eq) if p is not None]
+        return xp.concatenate(parts) if parts else xp.zeros((0, size), dtype)
 
+    @plain_method
     def push(self, d):
         parts = [part @ d for part in (self.A, self.A_eq) if part is not None]
-        return jnp.concatenate(parts) if parts else jnp.zeros(0, d.dtype)
+        return xp.concatenate(parts) if parts else xp.zeros(0, d.dtype)
 
+    @plain_method
     def pull(self, mu):
-        return mu @ self.matrix(0, mu.dtype) if mu.size else jnp.zeros((), mu.dtype)
+        return mu @ self.matrix(0, mu.dtype) if mu.size else xp.zeros((), mu.dtype)
 
+    @plain_method
     def rhs(self, x):
         parts = []
         for b, B in ((self.b, self.B), (self.b_eq, self.B_eq)):
             if b is not None:
                 parts.append(b if B is None else b - B @ _ravel(x, B.dtype))
-        return jnp.concatenate(parts) if parts else jnp.zeros(0)
+        return xp.concatenate(parts) if parts else xp.zeros(0)
 
+    @plain_method
     def rhs_scale(self, x):
         parts = []
         for b, B in ((self.b, self.B), (self.b_eq, self.B_eq)):
             if b is not None:
-                size = jnp.abs(b)
+                size = xp.abs(b)
                 if B is not None:
-                    size = size + jnp.abs(B) @ jnp.abs(_ravel(x, B.dtype))
+                    size = size + xp.abs(B) @ xp.abs(_ravel(x, B.dtype))
                 parts.append(size)
-        return jnp.concatenate(parts) if parts else jnp.zeros(0)
+        return xp.concatenate(parts) if parts else xp.zeros(0)
 
+    @plain_method
     def coupling(self, x, mu):
-        total = jnp.zeros((), mu.dtype)
+        total = xp.zeros((), mu.dtype)
         split = self.num_inequalities
         for part, B in ((mu[:split], self.B), (mu[split:], self.B_eq)):
             if B is not None:
                 total = total + part @ (B @ _ravel(x, B.dtype)).astype(mu.dtype)
         return total
 
+    @plain_method
     def coupling_matrix(self, size, dtype):
         if self.B is None and self.B_eq is None:
             return None
         parts = [
-            jnp.zeros((rows, size), dtype) if B is None else jnp.asarray(B, dtype)
+            xp.zeros((rows, size), dtype) if B is None else xp.asarray(B, dtype)
             for B, rows in (
                 (self.B, self.num_inequalities),
                 (self.B_eq, self.num_equalities),
             )
         ]
-        return jnp.concatenate(parts)
+        return xp.concatenate(parts)
 
+    @plain_method
     def check_x(self, x):
         size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(x))
         for name, B in (("B", self.B), ("B_eq", self.B_eq)):
@@ -144,4 +153,4 @@ def _checked_rows(A, B, b, suffix: str):
 
 
 def _ravel(x, dtype) -> Array:
-    return ravel_pytree(x)[0].astype(dtype)
+    return ravel(x).astype(dtype)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
+from .._arrays import xp
+from .._modules import plain_method
 from .base import AbstractFixedSet, as_float
 
 
@@ -44,29 +46,33 @@ class Simplex(AbstractFixedSet):
         return math.prod(self.shape[:-1])
 
     def start(self):
-        return jnp.broadcast_to(self.total[..., None] / self.shape[-1], self.shape)
+        return xp.broadcast_to(self.total[..., None] / self.shape[-1], self.shape)
 
+    @plain_method
     def matrix(self, size, dtype):
-        sums = jnp.repeat(
-            jnp.eye(self.num_equalities, dtype=dtype), self.shape[-1], axis=1
+        sums = xp.repeat(
+            xp.eye(self.num_equalities, dtype=dtype), self.shape[-1], axis=1
         )
-        return jnp.concatenate([-jnp.eye(size, dtype=dtype), sums])
+        return xp.concatenate([-xp.eye(size, dtype=dtype), sums])
 
+    @plain_method
     def push(self, d):
-        return jnp.concatenate([-d, jnp.sum(d.reshape(self.shape), -1).reshape(-1)])
+        return xp.concatenate([-d, xp.sum(d.reshape(self.shape), -1).reshape(-1)])
 
+    @plain_method
     def pull(self, mu):
         low, sums = mu[: self.num_inequalities], mu[self.num_inequalities :]
-        return jnp.repeat(sums, self.shape[-1]) - low
+        return xp.repeat(sums, self.shape[-1]) - low
 
     def project(self, y):
         rows = y.reshape(-1, self.shape[-1])
         total = self.total.reshape(-1).astype(y.dtype)
         return jax.vmap(_onto_simplex)(rows, total).reshape(-1)
 
+    @plain_method
     def rhs(self, x):
-        zeros = jnp.zeros(self.num_inequalities, self.total.dtype)
-        return jnp.concatenate([zeros, self.total.reshape(-1)])
+        zeros = xp.zeros(self.num_inequalities, self.total.dtype)
+        return xp.concatenate([zeros, self.total.reshape(-1)])
 
 
 def _checked_shape(shape) -> tuple[int, ...]:

@@ -17,17 +17,16 @@ with that set held.
 """
 
 import functools
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from .._control import choose, in_stages, loop, packed, run_if, run_unless, stage
+from .._arrays import ravel, xp
+from .._control import choose, in_stages, loop, once, packed, run_if, run_unless
+from .._modules import made, plain_method
 from .._status import Status, as_status, code_of
 from .._tolerances import tolerances
 from .base import (
@@ -88,10 +87,7 @@ class ActiveSet(AbstractLowerSolver):
         p = start(problem, x, warm)
         lower, rows = p.lower, p.rows
         rows_inverse = run_unless(
-            p.same,
-            lambda _: schur(p.factor, p.active),
-            p.rows_inverse,
-            often=True,
+            p.same, lambda _: schur(p.factor, p.active), p.rows_inverse
         )
         sweep = begin(lower, rows, rows_inverse, p.y, p.multipliers, p.active)
         # The usual case of a warm start, outside the loop so that the factor is read
@@ -100,17 +96,19 @@ class ActiveSet(AbstractLowerSolver):
             sweep = newton_pass(lower, rows, p.factor, rows_inverse, sweep, False)
         return self._run(problem, x, p, sweep, p.factor)
 
+    @plain_method
     def solve_from(self, problem, x, begun: "Start", start, steps):
         """Finish from a primal–dual `start` that took another method `steps`."""
         lower, rows, y = begun.lower, begun.rows, begun.cold
         factor = blank_factor(rows.rhs.size, y.size, y.dtype)
-        factor = factor._replace(definite=jnp.asarray(False))
+        factor = factor._replace(definite=xp.asarray(False))
         rows_inverse = blank_schur(rows.rhs.size, y.dtype)
         sweep = begin(lower, rows, rows_inverse, *start)
         solution = self._run(problem, x, begun, sweep, factor)
         passes = solution.iterations.passes + steps
         return eqx.tree_at(lambda s: s.iterations.passes, solution, passes)
 
+    @plain_method
     def _run(self, problem, x, begun: "Start", sweep, factor):
         lower, rows = begun.lower, begun.rows
         progress = _first(rows, begun.cold, sweep, factor)
@@ -123,6 +121,7 @@ class ActiveSet(AbstractLowerSolver):
         )
         return self._solution(problem, x, begun, progress, factor)
 
+    @plain_method
     def _step(self, lower, rows, p: "Progress", factor: Factor):
         """One pass of the present mode, with whatever factor and restart it needs."""
 
@@ -159,9 +158,10 @@ class ActiveSet(AbstractLowerSolver):
         new = run_if(new.doubtful, decide, new)
         return _turn(p, new, factor, rows, self.max_safeguard_steps), factor
 
+    @plain_method
     def _solution(self, problem, x, begun: "Start", p: "Progress", factor: Factor):
         lower, rows, columns = begun.lower, begun.rows, begun.columns
-        constraints, unravel = packed(problem.constraints), Unravel.like(problem.y0)
+        constraints, unravel = problem.constraints, once(Unravel.like, problem.y0)
         split, plain = classify(
             rows, constraints, x, p.sweep, factor, p.infeasible, self.diagnose
         )
@@ -175,7 +175,8 @@ class ActiveSet(AbstractLowerSolver):
         found = _assembled(
             unravel, constraints, x, columns, rows, p, split, plain, status
         )
-        return LowerSolution(
+        return made(
+            LowerSolution,
             **found._asdict(),
             weak=split.weak,
             shared_dependence=split.shared,
@@ -245,22 +246,21 @@ def _announced(p: Progress, rows: Rows) -> Progress:
     )
 
 
-@stage
 def _first(rows: Rows, cold_y, sweep: Sweep, factor: Factor) -> Progress:
     sweep = sweep._replace(
         stale=sweep.stale | ~factor.definite, done=sweep.done & factor.definite
     )
-    no, zero, one = jnp.asarray(False), jnp.asarray(0), jnp.ones((), cold_y.dtype)
+    no, zero, one = xp.asarray(False), xp.asarray(0), xp.ones((), cold_y.dtype)
     progress = Progress(
-        mode=jnp.where(sweep.done & is_solved(sweep, factor), _OVER, _FAST),
+        mode=xp.where(sweep.done & is_solved(sweep, factor), _OVER, _FAST),
         sweep=sweep,
-        start=(cold_y, jnp.zeros_like(rows.rhs), rows.equality & rows.usable),
+        start=(cold_y, xp.zeros_like(rows.rhs), rows.equality & rows.usable),
         restart=no,
         penalty=0 * one,
         reach=one,
         damping=one,
         infeasible=no,
-        decrement=jnp.inf * one,
+        decrement=xp.inf * one,
         noise=0 * one,
         force=0 * one,
         rounds=zero,
@@ -277,16 +277,15 @@ def _first(rows: Rows, cold_y, sweep: Sweep, factor: Factor) -> Progress:
     return _announced(progress, rows)
 
 
-@stage
 def _guarded(p: Progress, step: Guarded) -> Progress:
     """After a step of the safeguard."""
-    over = step.infeasible | ~jnp.all(jnp.isfinite(step.y))
+    over = step.infeasible | ~xp.all(xp.isfinite(step.y))
     # Along flat directions steps grow as long as they are not cut.
-    damping = jnp.clip(jnp.where(step.full, 0.25, 4) * p.damping, 1e-6, 1)
+    damping = xp.clip(xp.where(step.full, 0.25, 4) * p.damping, 1e-6, 1)
     return p._replace(
-        mode=jnp.where(over, _OVER, jnp.where(step.full, _TRUST, _GUARD)),
+        mode=xp.where(over, _OVER, xp.where(step.full, _TRUST, _GUARD)),
         start=(step.y, step.multipliers, step.active),
-        restart=jnp.asarray(True),
+        restart=xp.asarray(True),
         penalty=step.penalty,
         reach=step.reach,
         damping=damping,
@@ -295,21 +294,20 @@ def _guarded(p: Progress, step: Guarded) -> Progress:
         noise=step.noise,
         force=step.force,
         rounds=p.rounds + 1,
-        tries=jnp.zeros_like(p.tries),
+        tries=xp.zeros_like(p.tries),
         safeguard=p.safeguard + step.steps,
     )
 
 
-@stage
 def _passed(
     p: Progress, sweep: Sweep, factor: Factor, max_passes, max_rounds
 ) -> Progress:
     """After a Newton pass."""
-    if sweep.point.y.dtype != jnp.float64:
+    if sweep.point.y.dtype != xp.float64:
         # What regularising the rows leaves behind is visible in low precision: a
         # second pass on the same rows removes it.
-        new_rows = jnp.any(sweep.point.active != p.sweep.point.active)
-        again = new_rows & jnp.isfinite(sweep.point.kkt)
+        new_rows = xp.any(sweep.point.active != p.sweep.point.active)
+        again = new_rows & xp.isfinite(sweep.point.kkt)
         sweep = sweep._replace(done=sweep.done & ~again)
     sweep = without_decline(p.sweep, sweep, factor.damped)
     spent = sweep.done | (p.tries + 1 >= max_passes) | ~factor.definite
@@ -317,24 +315,23 @@ def _passed(
     failed = spent & ~(is_solved(sweep, factor) & factor.definite)
     # The safeguard trusts no `y` of the fast path, but tries its rows first.
     guess = (p.start[0], sweep.point.multipliers, sweep.point.active)
-    start = jax.tree.map(lambda a, b: jnp.where(p.mode == _FAST, a, b), guess, p.start)
+    start = jax.tree.map(lambda a, b: xp.where(p.mode == _FAST, a, b), guess, p.start)
     # What Newton passes cannot finish goes back to the safeguard, as long as that has
     # somewhere to go; else their point is the answer there is.
     more = (p.decrement > p.noise) & (p.rounds < max_rounds)
-    behind = jnp.where(more, _GUARD, _OVER)
-    behind = jnp.where(p.mode == _HOLD, behind, p.mode + 1)
-    mode = jnp.where(failed, behind, jnp.where(spent, _OVER, p.mode))
+    behind = xp.where(more, _GUARD, _OVER)
+    behind = xp.where(p.mode == _HOLD, behind, p.mode + 1)
+    mode = xp.where(failed, behind, xp.where(spent, _OVER, p.mode))
     return p._replace(
         mode=mode,
         sweep=sweep,
         start=start,
         restart=failed & (mode != _OVER),
-        tries=jnp.where(spent, 0, p.tries + 1),
+        tries=xp.where(spent, 0, p.tries + 1),
         passes=p.passes + 1,
     )
 
 
-@stage
 def _trusted(new: Progress, factor: Factor) -> Progress:
     """After the safeguard: whether Newton passes may do the rest.
 
@@ -342,39 +339,37 @@ def _trusted(new: Progress, factor: Factor) -> Progress:
     far as it matters. In lengths of steps: forces along soft directions would drown in
     those of stiff ones.
     """
-    after = jnp.linalg.norm(new.sweep.point.stationarity @ factor.whitener)
+    after = xp.linalg.norm(new.sweep.point.stationarity @ factor.whitener)
     trusted = new.mode == _TRUST
     tol = tolerances(after.dtype)
     # A damped program has other rows until it stands still, and along an edge of a flat
     # `g` forces may be small and the way long.
     damped = tol.eps**0.5 * new.force
-    small = jnp.where(factor.damped, damped, tol.stale * new.decrement + new.noise)
+    small = xp.where(factor.damped, damped, tol.stale * new.decrement + new.noise)
     holds = after <= small
     return new._replace(
-        mode=jnp.where(trusted & ~holds, _GUARD, new.mode),
+        mode=xp.where(trusted & ~holds, _GUARD, new.mode),
         doubtful=trusted & holds & factor.damped,
     )
 
 
-@stage
 def _decided(turned: Progress, rows: Rows, hessian) -> Progress:
     """A damped step counts only where the rows it found leave nothing open."""
     decided = is_decided(hessian, rows, turned.sweep.point.active)
-    return turned._replace(mode=jnp.where(decided, turned.mode, _GUARD))
+    return turned._replace(mode=xp.where(decided, turned.mode, _GUARD))
 
 
-@stage
 def _turn(p: Progress, new: Progress, factor: Factor, rows: Rows, max_rounds):
     """What comes next."""
     limit = (new.mode == _GUARD) & p.guarding & (new.rounds >= max_rounds)
-    mode = jnp.where(limit, _OVER, new.mode)
+    mode = xp.where(limit, _OVER, new.mode)
     # An indefinite Hessian ends everything, except a fast path gone astray.
-    astray = jnp.where(p.mode == _FAST, mode, _OVER)
-    mode = jnp.where(factor.definite, mode, astray)
+    astray = xp.where(p.mode == _FAST, mode, _OVER)
+    mode = xp.where(factor.definite, mode, astray)
     new = new._replace(
         mode=mode,
         factorisations=p.factorisations + p.stale,
-        doubtful=jnp.asarray(False),
+        doubtful=xp.asarray(False),
     )
     return _announced(new, rows)
 
@@ -387,7 +382,7 @@ def start(problem, x, warm: LowerSolution | None = None) -> Start:
     """
     if warm is None:
         warm = blank_solution(problem)
-    constraints, unravel = packed(problem.constraints), Unravel.like(problem.y0)
+    constraints, unravel = problem.constraints, once(Unravel.like, problem.y0)
     factor: Any = warm.factor
     if factor is None:
         factor = blank_solution(problem).factor
@@ -397,9 +392,8 @@ def start(problem, x, warm: LowerSolution | None = None) -> Start:
     found = at(factor.columns)
     found = run_unless(found.known, lambda _: at(_units(constraints, unravel)), found)
     lower = packed(FlatLower(problem.lower, x, unravel, found.columns))
-    return Start(
-        lower, *found[:-1], factor=factor.hessian, rows_inverse=factor.rows_inverse
-    )
+    parts: Any = found[:-1]
+    return Start(lower, *parts, factor=factor.hessian, rows_inverse=factor.rows_inverse)
 
 
 class _Started(NamedTuple):
@@ -415,26 +409,25 @@ class _Started(NamedTuple):
     known: Bool[Array, ""]
 
 
-@partial(stage, static=(1,))
 def _units(constraints, unravel: Unravel):
     size, dtype = unravel.size, unravel.dtypes[0]
     return units_of_columns(constraints.matrix(size, dtype))
 
 
-@stage
 def _start(constraints, x, y0, given, columns, inverted):
     code, warm_y, warm_multipliers, warm_active = given
-    y0 = ravel_pytree(y0)[0]
+    y0 = ravel(y0)
     size, dtype = y0.size, y0.dtype
-    known = jnp.all(columns > 0)
-    units = jnp.where(known, columns, 1)
+    known = xp.all(columns > 0)
+    # The same array in stages, where what is known of it is remembered.
+    units = columns if in_stages() and known else xp.where(known, columns, 1)
     rows = unit_rows(constraints, x, size, dtype, units)
     usable = code == code_of(Status.successful)
     cold = y0 / units
-    y = jnp.where(usable, ravel_pytree(warm_y)[0].astype(dtype) / units, cold)
+    y = xp.where(usable, ravel(warm_y).astype(dtype) / units, cold)
     active = rows.usable & (rows.equality | (usable & warm_active))
-    multipliers = jnp.where(usable & active, warm_multipliers * rows.norm, 0)
-    same = jnp.all(active == inverted)
+    multipliers = xp.where(usable & active, warm_multipliers * rows.norm, 0)
+    same = xp.all(active == inverted)
     known = known | ~may_have_units(rows.A)
     return _Started(rows, units, cold, y, multipliers, active, same, known)
 
@@ -446,12 +439,14 @@ def blank_solution(problem) -> LowerSolution:
     size = sum(part.size for part in jax.tree.leaves(y))
     make = _kept_blank if in_stages() else _blank
     blank = make(k, size, leaf.dtype)
-    return LowerSolution(y=y, status=Status.iteration_limit, **blank)
+    return LowerSolution(
+        y=y, status=as_status(code_of(Status.iteration_limit)), **blank
+    )
 
 
 def _blank(k: int, n: int, dtype) -> dict[str, Any]:
     no, nan = np.zeros(k, bool), np.asarray(np.nan, dtype)
-    zeros, zero = np.zeros(k, dtype), jnp.asarray(0)
+    zeros, zero = np.zeros(k, dtype), xp.asarray(0)
     units: Any = (np.ones(k, dtype), np.zeros(n, dtype))
     # Nothing was factored, and nobody may believe it was.
     factor = blank_factor(k, n, dtype)._replace(definite=np.asarray(False))
@@ -467,18 +462,17 @@ def _blank(k: int, n: int, dtype) -> dict[str, Any]:
         iterations=Iterations(zero, zero, zero),
         factor=DenseFactor(factor, blank_schur(k, dtype), *units),
     )
-    return jax.tree.map(jnp.asarray, blank)
+    return jax.tree.map(xp.asarray, blank)
 
 
 _kept_blank = functools.lru_cache(maxsize=64)(_blank)
 
 
-@stage
 def _verdict(x, rows: Rows, p: Progress, split: Split, factor: Factor, loose):
     """The status of an answer that is none, or that is not unique."""
     infeasible = p.infeasible | split.empty
     unsolved = rows.empty | split.empty | ~is_solved(p.sweep, factor)
-    data = (x, rows.A, jnp.where(rows.usable, rows.rhs, 0))
+    data = (x, rows.A, xp.where(rows.usable, rows.rhs, 0))
     # Earlier lines win.
     cases = (
         (~(unsolved | loose), Status.successful),
@@ -487,9 +481,9 @@ def _verdict(x, rows: Rows, p: Progress, split: Split, factor: Factor, loose):
         (~all_finite(p.sweep.point.gradient), Status.non_finite),
         (~factor.definite | loose, Status.not_strongly_convex),
     )
-    status = jnp.asarray(code_of(Status.iteration_limit))
+    status = xp.asarray(code_of(Status.iteration_limit))
     for holds, kind in reversed(cases):
-        status = jnp.where(holds, code_of(kind), status)
+        status = xp.where(holds, code_of(kind), status)
     return status
 
 
@@ -503,20 +497,19 @@ class _Found(NamedTuple):
     kkt_residual: Float[Array, ""]
 
 
-@partial(stage, static=(0,))
 def _assembled(unravel, constraints, x, columns, rows, p, split, plain, status):
     """The answer in the units of the problem; NaN where there is none."""
     point = p.sweep.point
     answers = (code_of(Status.successful), code_of(Status.iteration_limit))
     void = (status != answers[0]) & (status != answers[1])
-    or_nan = lambda value: jnp.where(void, jnp.nan, value)
-    slack = jnp.where(rows.usable, -point.violation * rows.norm, constraints.rhs(x))
+    or_nan = lambda value: xp.where(void, xp.nan, value)
+    slack = xp.where(rows.usable, -point.violation * rows.norm, constraints.rhs(x))
     return _Found(
         y=unravel(or_nan(point.y) * columns),
         multipliers=or_nan(split.multipliers / rows.norm),
         slack=or_nan(slack),
         active=split.active | rows.equality,
         margin=or_nan(margin_of(rows, split, plain)),
-        error=or_nan(jnp.linalg.norm(columns * p.sweep.y_noise)),
+        error=or_nan(xp.linalg.norm(columns * p.sweep.y_noise)),
         kkt_residual=or_nan(point.kkt),
     )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .._arrays import xp
 from .._problem import Problem
 from .._status import Status
 
@@ -69,18 +70,18 @@ class AbstractLowerSolver(eqx.Module):
         self, problem: Problem, x: PyTree[Array], warm: LowerSolution | None = None
     ) -> LowerSolution: ...
 
-    def inside(self, problem: Problem, x, solution: LowerSolution) -> Bool[Array, ""]:
+    def inside(self, problem: Problem, x, y) -> Bool[Array, ""]:
         """Whether `y` is where `g` is defined.
 
         A derivative can be finite outside (logarithms), the value is not.
         """
-        return all_finite(problem.lower_value(x, solution.y))
+        return all_finite(problem.lower_value(x, y))
 
 
 def all_finite(tree) -> Bool[Array, ""]:
     """Whether no array of `tree` holds a NaN or an infinity."""
-    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-    return jnp.all(jnp.stack(leaves))
+    leaves = [xp.all(xp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return xp.all(xp.stack(leaves))
 
 
 def strongly_typed(tree):

@@ -9,14 +9,13 @@ derivative is unique; if not, `x` sits at a kink or at the edge of the set of `x
 non-empty lower level.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from .._control import run_unless, stage
+from .._arrays import eigh, xp
+from .._control import run_unless
 from .._tolerances import tolerances
 from .dense import Factor, Rows, Schur, largest, schur
 from .dual_active_set import dual_active_set
@@ -70,12 +69,11 @@ def classify(
     return split, plain
 
 
-@partial(stage, static=(4,))
 def _plain(rows: Rows, sweep: Sweep, factor: Factor, infeasible, diagnose) -> _Plain:
     point = sweep.point
     tol = tolerances(point.y.dtype)
     slack = -point.violation
-    error = jnp.linalg.norm(sweep.y_noise)
+    error = xp.linalg.norm(sweep.y_noise)
     slack_noise = tol.safety * (error + tol.eps * point.length)
     force_noise = largest(sweep.multiplier_noise)[0] + tol.eps * point.force
     force_noise = tol.safety * force_noise
@@ -90,18 +88,18 @@ def _plain(rows: Rows, sweep: Sweep, factor: Factor, infeasible, diagnose) -> _P
     fixed = rows.equality & rows.usable | holds
 
     split = Split(
-        multipliers=jnp.where(
-            rows.equality, point.multipliers, jnp.maximum(point.multipliers, 0)
+        multipliers=xp.where(
+            rows.equality, point.multipliers, xp.maximum(point.multipliers, 0)
         ),
         active=strong | fixed if diagnose else point.active,
         weak=weak,
-        shared=jnp.asarray(True),
-        empty=jnp.asarray(False),
+        shared=xp.asarray(True),
+        empty=xp.asarray(False),
         rows_inverse=sweep.rows_inverse,
         settled=~rows.empty & is_solved(sweep, factor) & ~factor.damped,
     )
-    changed = jnp.any(split.active != point.active)
-    degenerate = jnp.any(weak) | ~sweep.rows_inverse.independent | changed
+    changed = xp.any(split.active != point.active)
+    degenerate = xp.any(weak) | ~sweep.rows_inverse.independent | changed
     clear = ~(degenerate & ~infeasible)
     return _Plain(split, slack, inequality, tight | strong, holds, clear)
 
@@ -109,52 +107,51 @@ def _plain(rows: Rows, sweep: Sweep, factor: Factor, infeasible, diagnose) -> _P
 def margin_of(rows: Rows, split: Split, plain: _Plain) -> Float[Array, ""]:
     """The smallest multiplier or slack, in the units of `y` and of its unit rows."""
     unit = rows.norm / rows.plain_norm
-    trust = jnp.maximum(split.multipliers / unit, plain.slack * unit)
-    trust = jnp.where(plain.inequality, trust, jnp.inf)
-    return jnp.maximum(jnp.min(trust, initial=jnp.inf), 0)
+    trust = xp.maximum(split.multipliers / unit, plain.slack * unit)
+    trust = xp.where(plain.inequality, trust, xp.inf)
+    return xp.maximum(xp.min(trust, initial=xp.inf), 0)
 
 
 def _with_inverse(factor: Factor, split: Split) -> Split:
     return split._replace(rows_inverse=schur(factor, split.active))
 
 
-@stage
 def _degenerate(rows: Rows, constraints, x, point: Point, plain: _Plain) -> Split:
     split, tight, holds = plain.split, plain.tight, plain.holds
     tol = tolerances(point.y.dtype)
     tight = tight & rows.usable | (rows.equality & rows.usable)
     null, pseudo, smallest = _row_spaces(rows.A, tight)
-    dependent = jnp.any(null != 0)
+    dependent = xp.any(null != 0)
 
     # The shortest multipliers, then those whose smallest entry is largest.
-    shortest = -(pseudo @ jnp.where(tight, rows.A @ point.gradient, 0))
+    shortest = -(pseudo @ xp.where(tight, rows.A @ point.gradient, 0))
     best = _max_min_multipliers(
         null, shortest, tight & ~rows.equality, point.force, dependent
     )
     # What is returned is checked; those of the last pass are accepted already.
-    signed = lambda mu: jnp.where(rows.equality, mu, jnp.maximum(mu, 0))
-    left = lambda mu: jnp.linalg.norm(point.gradient + mu @ rows.A)
-    best, last = signed(jnp.where(tight, best, 0)), signed(point.multipliers)
+    signed = lambda mu: xp.where(rows.equality, mu, xp.maximum(mu, 0))
+    left = lambda mu: xp.linalg.norm(point.gradient + mu @ rows.A)
+    best, last = signed(xp.where(tight, best, 0)), signed(point.multipliers)
     sound = left(best) <= tol.accept * point.force
-    best = jnp.where(sound, best, last)
-    noise = tol.safety * (left(best) + tol.eps * point.force) / jnp.sqrt(smallest)
+    best = xp.where(sound, best, last)
+    noise = tol.safety * (left(best) + tol.eps * point.force) / xp.sqrt(smallest)
     noise = noise + tol.rounding * largest(best)[0] / _weight(best.dtype)
-    multipliers = jnp.where(dependent, best, split.multipliers)
-    strong = jnp.where(
+    multipliers = xp.where(dependent, best, split.multipliers)
+    strong = xp.where(
         dependent,
         tight & ~rows.equality & (best > noise),
         split.active & ~split.weak & ~rows.equality,
     )
     active = strong | (rows.equality & rows.usable) | holds
-    shared = jnp.asarray(True)
+    shared = xp.asarray(True)
     size = sum(leaf.size for leaf in jax.tree.leaves(x))
     coupling = constraints.coupling_matrix(size, rows.A.dtype)
     if coupling is not None:
         coupling = coupling / rows.norm[:, None]
         kernel, _, least = _row_spaces(rows.A, active)
-        conflict = kernel @ jnp.where(active[:, None], coupling, 0)
-        miss, scale = largest(conflict, jnp.where(active[:, None], coupling, 0))
-        shared = miss <= jnp.sqrt(tol.eps) * scale
+        conflict = kernel @ xp.where(active[:, None], coupling, 0)
+        miss, scale = largest(conflict, xp.where(active[:, None], coupling, 0))
+        shared = miss <= xp.sqrt(tol.eps) * scale
         # Always true: it makes the next factorisation wait for this one.
         active = active & (least > 0)
     empty = _conflict(rows, point, tight, null, pseudo)
@@ -176,13 +173,13 @@ def _conflict(rows: Rows, point: Point, tight, null, pseudo):
     rows that cancels `A` does not see `y`.
     """
     tol = tolerances(point.y.dtype)
-    ray = -(null @ jnp.where(tight, rows.rhs, 0))
+    ray = -(null @ xp.where(tight, rows.rhs, 0))
     # The null space is known to rounding only; one correction squares that error.
-    ray = ray - pseudo @ jnp.where(tight, rows.A @ (ray @ rows.A), 0)
-    size = jnp.linalg.norm(ray)
-    one_sided = jnp.all(rows.equality | (ray >= -jnp.sqrt(tol.eps) * size))
-    cancels = jnp.linalg.norm(ray @ rows.A) * jnp.linalg.norm(point.y)
-    data = jnp.max(jnp.where(tight, rows.scale, 0), initial=0)
+    ray = ray - pseudo @ xp.where(tight, rows.A @ (ray @ rows.A), 0)
+    size = xp.linalg.norm(ray)
+    one_sided = xp.all(rows.equality | (ray >= -xp.sqrt(tol.eps) * size))
+    cancels = xp.linalg.norm(ray @ rows.A) * xp.linalg.norm(point.y)
+    data = xp.max(xp.where(tight, rows.scale, 0), initial=0)
     gap = -ray @ rows.rhs
     return one_sided & (gap > tol.safety * (cancels + tol.rounding * size * data))
 
@@ -193,14 +190,15 @@ def _row_spaces(A, chosen):
     All restricted to the chosen (unit) rows.
     """
     tol = tolerances(A.dtype)
-    A = jnp.where(chosen[:, None], A, 0)
+    A = xp.where(chosen[:, None], A, 0)
     # A unit diagonal for the others keeps them out of the eigenspace of zero.
-    values, vectors = jnp.linalg.eigh(A @ A.T + jnp.diag(jnp.where(chosen, 0.0, 1.0)))
+    others = xp.diag(xp.where(chosen, 0, xp.ones_like(A[:, 0])))
+    values, vectors = eigh(A @ A.T + others)
     zero = values <= tol.dependent * A.shape[0]
     null = (vectors * zero) @ vectors.T
-    null = jnp.where(jnp.abs(null) > tol.dependent, null, 0)
-    inverse = jnp.where(zero, 0, 1 / jnp.where(zero, 1, values))
-    smallest = jnp.min(jnp.where(zero, 1, values), initial=1)
+    null = xp.where(xp.abs(null) > tol.dependent, null, 0)
+    inverse = xp.where(zero, 0, 1 / xp.where(zero, 1, values))
+    smallest = xp.min(xp.where(zero, 1, values), initial=1)
     return null, (vectors * inverse) @ vectors.T, smallest
 
 
@@ -212,23 +210,23 @@ def _max_min_multipliers(null, shortest, bounded, force, enabled):
     `t` could grow for ever (rows that pin `y` from both sides) it stops at the size of
     the shortest multipliers, or at that of the forces where these are zero.
     """
-    scale = jnp.max(jnp.abs(shortest), initial=0)
-    scale = jnp.where(scale > tolerances(shortest.dtype).rounding * force, scale, force)
-    unit = shortest / jnp.where(scale > 0, scale, 1)
+    scale = xp.max(xp.abs(shortest), initial=0)
+    scale = xp.where(scale > tolerances(shortest.dtype).rounding * force, scale, force)
+    unit = shortest / xp.where(scale > 0, scale, 1)
     weight = _weight(shortest.dtype)
-    length = jnp.sqrt((jnp.diagonal(null) + 1) / weight)
+    length = xp.sqrt((xp.diagonal(null) + 1) / weight)
     dual = dual_active_set(
         (null + 1) / weight / (length[:, None] * length),
         (1 / weight - unit) / length,
         bounded,
-        jnp.zeros_like(bounded),
+        xp.zeros_like(bounded),
         max_steps=20 * shortest.size + 100,
         enabled=enabled,
     )
     move = null @ (dual.mu / length) / weight
-    target = jnp.min(jnp.where(bounded, unit + move, 1), initial=1)
-    share = jnp.where(bounded & (unit < target), (target - unit) / move, 0)
-    share = jnp.clip(jnp.max(share, initial=0), 0, 1)
+    target = xp.min(xp.where(bounded, unit + move, 1), initial=1)
+    share = xp.where(bounded & (unit < target), (target - unit) / move, 0)
+    share = xp.clip(xp.max(share, initial=0), 0, 1)
     return scale * (unit + share * move)
 
 

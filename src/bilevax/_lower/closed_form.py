@@ -37,9 +37,9 @@ class ClosedForm(AbstractLowerSolver):
         ahead = start - gradient[0].astype(start.dtype) / curvature
         return box_solution(box, ahead, curvature, unravel)
 
-    def inside(self, problem, x, solution):
+    def inside(self, problem, x, y):
         # A quadratic is defined everywhere.
-        return all_finite(solution.y)
+        return all_finite(y)
 
 
 def checked_box(problem: Problem, solver: str) -> Box:

@@ -8,9 +8,10 @@ entry agree with every unit and have no say; neither has curvature, since stiff 
 soft is no matter of units.
 """
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from .._arrays import xp
+from .._control import loop
 
 _SWEEPS = 6
 # Units are powers of two, so that scaling rounds nothing, and coarse ones, so that
@@ -20,26 +21,30 @@ _STEP = 10
 
 def may_have_units(A: Float[Array, "k n"]):
     """Whether entries of some row of unit norm differ by more than a step."""
-    size = jnp.abs(A)
-    return jnp.any((size > 0) & (size < 2.0 ** (-_STEP / 2)))
+    size = xp.abs(A)
+    return xp.any((size > 0) & (size < 2.0 ** (-_STEP / 2)))
 
 
 def units_of_columns(A: Float[Array, "k n"]) -> Float[Array, " n"]:
     """What to multiply each column with; most by one."""
-    size = jnp.abs(A)
-    entries = (size > 0) & jnp.isfinite(size)
-    entries = entries & (jnp.sum(entries, axis=1) > 1)[:, None]
-    logs = jnp.where(entries, jnp.log2(jnp.where(entries, size, 1)), 0)
-    per_row = jnp.maximum(jnp.sum(entries, axis=1), 1)
-    per_column = jnp.sum(entries, axis=0)
+    size = xp.abs(A)
+    entries = (size > 0) & xp.isfinite(size)
+    entries = entries & (xp.sum(entries, axis=1) > 1)[:, None]
+    logs = xp.where(entries, xp.log2(xp.where(entries, size, 1)), 0)
+    per_row = xp.maximum(xp.sum(entries, axis=1), 1)
+    per_column = xp.sum(entries, axis=0)
 
-    def sweep(_, columns):
-        rows = jnp.sum(jnp.where(entries, logs + columns, 0), axis=1) / per_row
-        left = jnp.where(entries, logs - rows[:, None], 0)
-        return -jnp.sum(left, axis=0) / jnp.maximum(per_column, 1)
+    def sweep(state):
+        count, columns = state
+        rows = xp.sum(xp.where(entries, logs + columns, 0), axis=1) / per_row
+        left = xp.where(entries, logs - rows[:, None], 0)
+        return count + 1, -xp.sum(left, axis=0) / xp.maximum(per_column, 1)
 
-    columns = jax.lax.fori_loop(0, _SWEEPS, sweep, jnp.zeros(A.shape[1], A.dtype))
-    middle = jnp.nanmedian(jnp.where(per_column > 0, columns, jnp.nan))
-    steps = jnp.round((columns - middle) / _STEP)
-    exponent = _STEP * jnp.where((per_column > 0) & jnp.isfinite(steps), steps, 0)
-    return jnp.exp2(exponent)
+    none = (xp.asarray(0), xp.zeros(A.shape[1], A.dtype))
+    _, columns = loop(lambda s: s[0] < _SWEEPS, sweep, none, limit=_SWEEPS)
+    # A zero for all where no column has a say: the median of nothing is a warning.
+    say = (per_column > 0) | ~xp.any(per_column > 0)
+    middle = xp.nanmedian(xp.where(say, columns, xp.nan))
+    steps = xp.round((columns - middle) / _STEP)
+    exponent = _STEP * xp.where((per_column > 0) & xp.isfinite(steps), steps, 0)
+    return xp.exp2(exponent)

@@ -19,13 +19,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jax.lax.linalg import triangular_solve
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._control import in_stages, run_unless, stage
+from .._arrays import (
+    cholesky,
+    eigh,
+    placed,
+    ravel,
+    rows_of,
+    solve_lower,
+    svd,
+    which,
+    xp,
+)
+from .._control import in_stages, once, run_unless, stage
 from .._problem import scalar
 from .._tolerances import tolerances
 
@@ -56,28 +64,47 @@ def unit_rows(constraints, x, size: int, dtype, columns=None) -> Rows:
 
     With units of `columns`, the rows of `y / columns`.
     """
-    plain = A = constraints.matrix(size, dtype)
-    A = A if columns is None else A * columns
+    fixed = once(_directions, constraints, size, dtype, columns)
+    norm, zero_row, equality = fixed.norm, fixed.zero, fixed.equality
     rhs = constraints.rhs(x).astype(dtype)
     scale = constraints.rhs_scale(x).astype(dtype)
-    k = A.shape[0]
-    equality = jnp.arange(k) >= constraints.num_inequalities
-    largest, norm = _norms(A)
-    zero_row = largest == 0
     noise = tolerances(dtype).rounding * scale
-    impossible = jnp.where(equality, jnp.isinf(rhs), rhs == -jnp.inf)
-    violated = jnp.where(equality, jnp.abs(rhs) > noise, rhs < -noise)
+    impossible = xp.where(equality, xp.isinf(rhs), rhs == -xp.inf)
+    violated = xp.where(equality, xp.abs(rhs) > noise, rhs < -noise)
     # A NaN stays in play, so that it is found.
-    usable = (~zero_row & ~jnp.isinf(rhs)) | jnp.isnan(rhs)
+    usable = (~zero_row & ~xp.isinf(rhs)) | xp.isnan(rhs)
     return Rows(
-        A=A / norm[:, None],
-        rhs=jnp.where(usable, rhs / norm, 0),
-        scale=jnp.where(usable, scale / norm, 0),
+        A=fixed.A,
+        rhs=xp.where(usable, rhs / norm, 0),
+        scale=xp.where(usable, scale / norm, 0),
         norm=norm,
-        plain_norm=norm if columns is None else _norms(plain)[1],
+        plain_norm=fixed.plain_norm,
         usable=usable,
         equality=equality,
-        empty=jnp.any(impossible) | jnp.any(zero_row & violated),
+        empty=xp.any(impossible) | xp.any(zero_row & violated),
+    )
+
+
+class _Directions(NamedTuple):
+    """What does not depend on `x`; `zero` marks rows of zeros."""
+
+    A: Float[Array, "k n"]
+    norm: Float[Array, " k"]
+    plain_norm: Float[Array, " k"]
+    zero: Bool[Array, " k"]
+    equality: Bool[Array, " k"]
+
+
+def _directions(constraints, size: int, dtype, columns) -> _Directions:
+    plain = A = constraints.matrix(size, dtype)
+    A = A if columns is None else A * columns
+    largest, norm = _norms(A)
+    return _Directions(
+        A=A / norm[:, None],
+        norm=norm,
+        plain_norm=norm if columns is None else _norms(plain)[1],
+        zero=largest == 0,
+        equality=xp.arange(A.shape[0]) >= constraints.num_inequalities,
     )
 
 
@@ -85,16 +112,16 @@ def _norms(A):
     """The largest entry and the norm of each row (one for rows of zeros)."""
     # Two steps, so that rows near the limits of the exponent neither over- nor
     # underflow.
-    largest = jnp.max(sizes(A), axis=1, initial=0)
-    safe = jnp.where(largest > 0, largest, 1)
-    norm = safe * jnp.sqrt(jnp.sum((A / safe[:, None]) ** 2, axis=1))
-    return largest, jnp.where(largest > 0, norm, 1)
+    largest = xp.max(sizes(A), axis=1, initial=0)
+    safe = xp.where(largest > 0, largest, 1)
+    norm = safe * xp.sqrt(xp.sum((A / safe[:, None]) ** 2, axis=1))
+    return largest, xp.where(largest > 0, norm, 1)
 
 
 def single(rows: Rows) -> Bool[Array, "k n"]:
     """Where rows have their only entry; false in rows with several."""
     entries = rows.A != 0
-    return entries & (jnp.sum(entries, axis=1) == 1)[:, None]
+    return entries & (xp.sum(entries, axis=1) == 1)[:, None]
 
 
 class FlatLower(NamedTuple):
@@ -120,7 +147,7 @@ class FlatLower(NamedTuple):
 
     def hessian(self, y):
         columns = jax.vmap(lambda d: self.hessian_product(y, d))(
-            jnp.eye(y.size, dtype=y.dtype)
+            xp.eye(y.size, dtype=y.dtype)
         )
         return 0.5 * (columns + columns.T)
 
@@ -136,7 +163,7 @@ class Unravel:
     @classmethod
     def like(cls, tree: PyTree[Array]) -> "Unravel":
         leaves, structure = jax.tree.flatten(tree)
-        shapes = tuple(jnp.shape(leaf) for leaf in leaves)
+        shapes = tuple(np.shape(leaf) for leaf in leaves)
         return cls(structure, shapes, tuple(leaf.dtype for leaf in leaves))
 
     @property
@@ -144,8 +171,12 @@ class Unravel:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def __call__(self, flat: Float[Array, " n"]) -> PyTree[Array]:
+        if len(self.shapes) == 1:
+            return self.structure.unflatten(
+                [flat.reshape(self.shapes[0]).astype(self.dtypes[0])]
+            )
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
-        parts = jnp.split(flat, ends)
+        parts = xp.split(flat, ends)
         leaves = [
             part.reshape(shape).astype(dtype)
             for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
@@ -156,13 +187,25 @@ class Unravel:
 def flatten(problem, x) -> tuple[FlatLower, Float[Array, " n"]]:
     """The flat lower level and the flat start point."""
     unravel = Unravel.like(problem.y0)
-    return FlatLower(problem.lower, x, unravel), ravel_pytree(problem.y0)[0]
+    return FlatLower(problem.lower, x, unravel), ravel(problem.y0)
 
 
 @stage
 def along(lower: FlatLower, y, d):
     """The gradient of `g` and the product of its Hessian with `d`."""
     return jax.jvp(lower.gradient, (y,), (d,))
+
+
+def curvature(lower: Any, y, d) -> Float[Array, " n"]:
+    """`H d`; in stages by the program of `along`, which exists already."""
+    if in_stages():
+        return along(lower, y, d)[1]
+    return lower.hessian_product(y, d)
+
+
+@stage
+def value_of(lower: FlatLower, y) -> Float[Array, ""]:
+    return lower.value(y)
 
 
 @stage
@@ -187,19 +230,19 @@ class Lifted(NamedTuple):
 
 def whitened(hessian, lifted, props, softened) -> Lifted:
     """Factor a Hessian to which something was added."""
-    n, diagonal = hessian.shape[0], jnp.diagonal(hessian)
+    n, diagonal = hessian.shape[0], xp.diagonal(hessian)
     noise = n * tolerances(hessian.dtype).definite
-    eye = jnp.eye(n, dtype=hessian.dtype)
-    root = jnp.linalg.cholesky(hessian, symmetrize_input=False)
+    eye = xp.eye(n, dtype=hessian.dtype)
+    root = cholesky(hessian)
     # A failed factor is NaN, and NaN compares false.
-    definite = jnp.all(jnp.diagonal(root) ** 2 > noise * diagonal)
-    root = jnp.where(definite, root, eye)
-    whitener = triangular_solve(root, eye, left_side=True, lower=True).T
+    definite = xp.all(xp.diagonal(root) ** 2 > noise * diagonal)
+    root = xp.where(definite, root, eye)
+    whitener = solve_lower(root, eye).T
     # The last pivot can look sound by rounding; the inverse tells for every direction.
-    inflation = diagonal * jnp.sum(whitener**2, axis=1)
-    definite = definite & jnp.all(noise * inflation < 1)
-    whitener = jnp.where(definite, whitener, eye)
-    return Lifted(hessian, whitener, definite, lifted, props, jnp.asarray(softened))
+    inflation = diagonal * xp.sum(whitener**2, axis=1)
+    definite = definite & xp.all(noise * inflation < 1)
+    whitener = xp.where(definite, whitener, eye)
+    return Lifted(hessian, whitener, definite, lifted, props, xp.asarray(softened))
 
 
 class Factor(NamedTuple):
@@ -227,11 +270,11 @@ class Factor(NamedTuple):
     @property
     def damped(self) -> Bool[Array, ""]:
         """Whether something was added to the Hessian."""
-        return jnp.any(self.lifted) | self.softened
+        return xp.any(self.lifted) | self.softened
 
     @property
     def stiffness(self) -> Float[Array, ""]:
-        return jnp.max(self.diagonal)
+        return xp.max(self.diagonal)
 
     @property
     def whitener(self) -> Float[Array, "n n"]:
@@ -244,29 +287,28 @@ class Factor(NamedTuple):
         return self.flat_inverse.reshape(self.diagonal.size, -1)
 
 
-@stage
 def factorise(rows: Rows, prepared: Lifted) -> Factor:
     """The rows in the metric of a Hessian."""
     definite, whitener = prepared.definite, prepared.whitener
-    diagonal = jnp.diagonal(prepared.hessian)
+    diagonal = xp.diagonal(prepared.hessian)
     W = rows.A @ whitener
-    inverse = whitener @ jnp.concatenate([whitener, W]).T
+    inverse = whitener @ xp.concatenate([whitener, W]).T
     lift = W @ whitener.T
-    sigma = jnp.sqrt(jnp.sum(W**2, axis=1))
-    sigma = jnp.where(sigma > 0, sigma, 1)
+    sigma = xp.sqrt(xp.sum(W**2, axis=1))
+    sigma = xp.where(sigma > 0, sigma, 1)
     W = W / sigma[:, None]
     return Factor(
         flat_whitener=whitener.reshape(-1),
         flat_inverse=inverse.reshape(-1),
         lift=lift,
-        diagonal=jnp.where(definite, diagonal, 1),
+        diagonal=xp.where(definite, diagonal, 1),
         coupled=_coupled(prepared.hessian),
         W=W,
         sigma=sigma,
         gram=W @ W.T,
         definite=definite,
         lifted=prepared.lifted,
-        holds=jnp.any(single(rows) & prepared.lifted, axis=1),
+        holds=xp.any(single(rows) & prepared.lifted, axis=1),
         props=prepared.props,
         softened=prepared.softened,
     )
@@ -274,17 +316,15 @@ def factorise(rows: Rows, prepared: Lifted) -> Factor:
 
 def _coupled(hessian) -> Float[Array, " n"]:
     """The largest `|H_ij| / sqrt(H_ii H_jj)` of each row, the diagonal left out."""
-    diagonal = jnp.diagonal(hessian)
-    spread = jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
-    share = jnp.abs(hessian) / (spread[:, None] * spread)
-    other = ~jnp.eye(diagonal.size, dtype=bool)
-    return jnp.max(jnp.where(other, share, 0), axis=1, initial=0)
+    diagonal = xp.diagonal(hessian)
+    spread = xp.sqrt(xp.where(diagonal > 0, diagonal, 1))
+    share = xp.abs(hessian) / (spread[:, None] * spread)
+    other = ~xp.eye(diagonal.size, dtype=bool)
+    return xp.max(xp.where(other, share, 0), axis=1, initial=0)
 
 
 def blank_factor(k, n, dtype) -> Factor:
     """The factor of the identity, a placeholder until something is factored."""
-    # In stages NumPy, which compiles nothing.
-    xp: Any = np if in_stages() else jnp
     return Factor(
         flat_whitener=xp.eye(n, dtype=dtype).reshape(-1),
         flat_inverse=xp.eye(n, n + k, dtype=dtype).reshape(-1),
@@ -304,24 +344,21 @@ def blank_factor(k, n, dtype) -> Factor:
 
 def random_signs(like: Float[Array, " n"]) -> Float[Array, " n"]:
     """Signs without a pattern that data could share, the same in every run."""
-    waves = jnp.sin(1.0 + 2.4 * jnp.arange(like.size))
-    return jnp.where(waves > 0, 1.0, -1.0).astype(like.dtype)
+    waves = xp.sin(1.0 + 2.4 * xp.arange(like.size))
+    return xp.where(waves > 0, 1.0, -1.0).astype(like.dtype)
 
 
 def schur_root(gram, active, regularise) -> Float[Array, "k k"]:
     """Cholesky root of `G_SS + regularise I`, identity on rows outside `S`."""
     both = active[:, None] & active[None, :]
-    shift = jnp.where(active, regularise, 1)
-    return jnp.linalg.cholesky(
-        jnp.where(both, gram, 0) + jnp.diag(shift), symmetrize_input=False
-    )
+    shift = xp.where(active, regularise, 1)
+    return cholesky(xp.where(both, gram, 0) + xp.diag(shift))
 
 
 def root_solve(root, rhs):
     """`(root root^T)^{-1} rhs` for a vector."""
-    half = triangular_solve(root, rhs[:, None], left_side=True, lower=True)
-    full = triangular_solve(root, half, left_side=True, lower=True, transpose_a=True)
-    return full[:, 0]
+    half = solve_lower(root, rhs[:, None])
+    return solve_lower(root, half, transpose=True)[:, 0]
 
 
 class Schur(NamedTuple):
@@ -344,33 +381,30 @@ def schur(factor: Factor, active) -> Schur:
     return run_unless(inverted.exact, lambda s: _dependent(factor, s), inverted)
 
 
-@stage
 def _dependent(factor: Factor, inverted: Schur) -> Schur:
     pseudo = _pseudo_inverse(factor, inverted.active)
     return inverted._replace(inverse=pseudo / (factor.sigma[:, None] * factor.sigma))
 
 
-@stage
 def _schur(factor: Factor, active) -> Schur:
     tol = tolerances(factor.gram.dtype)
     k, n = factor.W.shape
-    rows, gram, part, sigma = jnp.arange(k), factor.gram, active, factor.sigma
+    rows, gram, part, sigma = xp.arange(k), factor.gram, active, factor.sigma
     if k > n:
         # More rows than `n` depend on each other: their inverse is not asked for.
-        rows = jnp.nonzero(active, size=n, fill_value=k)[0]
-        gram, part, sigma = gram[rows][:, rows], rows < k, sigma[rows]
+        rows = which(active, n)
+        gram, part = rows_of(rows_of(gram, rows).T, rows), rows < k
+        sigma = rows_of(sigma, rows)
     root = schur_root(gram, part, tol.regularise)
-    pivots = jnp.where(part, jnp.diagonal(root) ** 2, 1)
-    half = triangular_solve(root, jnp.diag(part / sigma), left_side=True, lower=True)
+    pivots = xp.where(part, xp.diagonal(root) ** 2, 1)
+    half = solve_lower(root, xp.diag(part / sigma))
     plain = half.T @ half
     if k > n:
-        pivots = jnp.where(jnp.sum(active) > n, 0, pivots)
-        plain = (
-            jnp.zeros_like(factor.gram).at[rows[:, None], rows].set(plain, mode="drop")
-        )
+        pivots = xp.where(xp.sum(active) > n, 0, pivots)
+        plain = placed(factor.gram, (rows[:, None], rows), plain)
     # Compared one by one: a failed factor is NaN, and NaN compares false.
-    exact = jnp.all(pivots > tol.dependent)
-    independent = jnp.all(pivots > jnp.sqrt(tol.eps))
+    exact = xp.all(pivots > tol.dependent)
+    independent = xp.all(pivots > xp.sqrt(tol.eps))
     return Schur(plain, active, independent, exact)
 
 
@@ -379,21 +413,19 @@ def _pseudo_inverse(factor: Factor, active):
     both = active[:, None] & active[None, :]
     k, n = factor.W.shape
     if k > n:
-        part = jnp.where(active[:, None], factor.W, 0)
-        vectors, roots, _ = jnp.linalg.svd(part, full_matrices=False)
+        part = xp.where(active[:, None], factor.W, 0)
+        vectors, roots, _ = svd(part)
         values = roots**2
     else:
-        values, vectors = jnp.linalg.eigh(
-            jnp.where(both, factor.gram, 0) + jnp.diag(jnp.where(active, 0.0, 1.0))
-        )
+        free = xp.diag(xp.where(active, 0, xp.ones_like(factor.sigma)))
+        values, vectors = eigh(xp.where(both, factor.gram, 0) + free)
     zero = values <= active.size * tolerances(factor.gram.dtype).regularise
-    weights = jnp.where(zero, 0, 1 / jnp.where(zero, 1, values))
-    return jnp.where(both, (vectors * weights) @ vectors.T, 0)
+    weights = xp.where(zero, 0, 1 / xp.where(zero, 1, values))
+    return xp.where(both, (vectors * weights) @ vectors.T, 0)
 
 
 def blank_schur(k, dtype) -> Schur:
     """The inverse for no rows at all, a placeholder until some are active."""
-    xp: Any = np if in_stages() else jnp
     yes = xp.asarray(True)
     return Schur(xp.zeros((k, k), dtype), xp.zeros(k, bool), yes, yes)
 
@@ -405,7 +437,7 @@ def kkt_solve(factor: Factor, rows_inverse: Schur, top, bottom):
     mu = (both[n:] - bottom) @ rows_inverse.inverse
     d = both[:n] - mu @ factor.lift
     # What products of rows in `S` add to the left side is known: `A_S d` is.
-    return d, mu + jnp.where(rows_inverse.active, factor.props * bottom, 0)
+    return d, mu + xp.where(rows_inverse.active, factor.props * bottom, 0)
 
 
 def sizes(array: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -414,7 +446,7 @@ def sizes(array: Float[Array, "..."]) -> Float[Array, "..."]:
     Large reductions of XLA on CPUs lose NaNs in `min` and `max`, so that one would go
     unnoticed in a long vector or a large batch.
     """
-    return jnp.where(jnp.isnan(array), jnp.inf, jnp.abs(array))
+    return xp.where(xp.isnan(array), xp.inf, xp.abs(array))
 
 
 def largest(*arrays) -> list[Float[Array, ""]]:
@@ -423,12 +455,12 @@ def largest(*arrays) -> list[Float[Array, ""]]:
     Small problems are bound by the number of kernels, not by arithmetic.
     """
     if arrays[0].size == 0:
-        return [jnp.zeros((), array.dtype) for array in arrays]
+        return [xp.zeros((), array.dtype) for array in arrays]
     if arrays[0].ndim == 1 and len({array.shape for array in arrays}) == 1:
-        return list(jnp.max(sizes(jnp.stack(arrays)), axis=1))
-    return [jnp.max(sizes(array)) for array in arrays]
+        return list(xp.max(sizes(xp.stack(arrays)), axis=1))
+    return [xp.max(sizes(array)) for array in arrays]
 
 
 def ratio(part, whole):
     """`part / whole`, and `part` where there is nothing to compare with."""
-    return part / jnp.where(whole > 0, whole, 1)
+    return part / xp.where(whole > 0, whole, 1)

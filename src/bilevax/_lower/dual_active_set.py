@@ -12,9 +12,9 @@ Written by hand because no JAX library has it; the idea is that of Goldfarb and 
 """
 
 import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._arrays import placed, rows_of, which, xp
 from .._control import loop
 from .._tolerances import tolerances
 from .dense import BoolLike, root_solve, schur_root
@@ -54,7 +54,7 @@ def dual_active_set(
     # One more than can be independent: rounding may tell late.
     most = k if rank is None else min(k, rank + 1)
     tol = tolerances(gram.dtype)
-    index = jnp.arange(k)
+    index = xp.arange(k)
 
     def body(s: DualState) -> DualState:
         solve = _working_solve(gram, s.working, most)
@@ -63,71 +63,69 @@ def dual_active_set(
 
         # Towards the optimum of the working set, up to the first multiplier that
         # reaches zero.
-        share = jnp.where(blocked, s.mu / (s.mu - target), jnp.inf)
-        leaves = jnp.argmin(share)
-        partial = s.mu + jnp.min(share) * (target - s.mu)
-        partial = jnp.where(index == leaves, 0, jnp.maximum(partial, _floor(equality)))
+        share = xp.where(blocked, s.mu / (s.mu - target), xp.inf)
+        leaves = xp.argmin(share)
+        partial = s.mu + xp.min(share) * (target - s.mu)
+        partial = xp.where(index == leaves, 0, xp.maximum(partial, _floor(equality)))
 
         # At that optimum: the most violated row enters (after many steps the first
         # one, which excludes cycles).
         violation = conflict - gram @ target
-        size = jnp.max(jnp.abs(conflict), initial=0) + jnp.max(
-            jnp.abs(target), initial=0
-        )
-        worth = jnp.where(equality, jnp.abs(violation), violation)
-        worth = jnp.where(usable & ~s.working, worth, -jnp.inf)
+        size = xp.max(xp.abs(conflict), initial=0) + xp.max(xp.abs(target), initial=0)
+        worth = xp.where(equality, xp.abs(violation), violation)
+        worth = xp.where(usable & ~s.working, worth, -xp.inf)
         wanting = worth > k * tol.rounding * size
-        enters = jnp.where(
-            s.steps < max_steps // 2, jnp.argmax(worth), jnp.argmax(wanting)
+        enters = xp.where(
+            s.steps < max_steps // 2, xp.argmax(worth), xp.argmax(wanting)
         )
-        optimal = ~jnp.any(wanting)
-        sign = jnp.where(violation[enters] < 0, -1, 1)
+        optimal = ~xp.any(wanting)
+        sign = xp.where(violation[enters] < 0, -1, 1)
 
         # Its part outside the span of the working set decides what entering means.
         shadow = solve(gram[enters])
         outside = gram[enters, enters] - gram[enters] @ shadow
         # As far as rounding can tell: `shadow` grows as the working set loses rank.
-        dependent = outside <= tol.rounding * (1 + jnp.sum(jnp.abs(shadow))) ** 2
+        dependent = outside <= tol.rounding * (1 + xp.sum(xp.abs(shadow))) ** 2
         gives_way = s.working & ~equality & (sign * shadow > 64 * tol.dependent)
-        ratio = jnp.where(gives_way, target / (sign * shadow), jnp.inf)
-        replaced = jnp.argmin(ratio)
-        infeasible = dependent & ~jnp.any(gives_way) & ~optimal
-        length = jnp.where(dependent & jnp.any(gives_way), jnp.min(ratio), 0)
+        ratio = xp.where(gives_way, target / (sign * shadow), xp.inf)
+        replaced = xp.argmin(ratio)
+        infeasible = dependent & ~xp.any(gives_way) & ~optimal
+        length = xp.where(dependent & xp.any(gives_way), xp.min(ratio), 0)
         moved = target - length * sign * shadow
-        moved = jnp.where(index == enters, length * sign, moved)
-        moved = jnp.where(dependent & (index == replaced), 0, moved)
-        moved = jnp.maximum(moved, _floor(equality))
+        moved = xp.where(index == enters, length * sign, moved)
+        moved = xp.where(dependent & (index == replaced), 0, moved)
+        moved = xp.maximum(moved, _floor(equality))
         entered = (s.working | (index == enters)) & ~(dependent & (index == replaced))
 
-        any_blocked = jnp.any(blocked)
+        any_blocked = xp.any(blocked)
         stop = ~any_blocked & (optimal | infeasible)
         return DualState(
-            working=jnp.where(
+            working=xp.where(
                 any_blocked,
                 s.working & (index != leaves),
-                jnp.where(stop, s.working, entered),
+                xp.where(stop, s.working, entered),
             ),
-            mu=jnp.where(any_blocked, partial, jnp.where(stop, target, moved)),
-            ray=jnp.where(index == enters, sign, -sign * shadow),
+            mu=xp.where(any_blocked, partial, xp.where(stop, target, moved)),
+            ray=xp.where(index == enters, sign, -sign * shadow),
             infeasible=~any_blocked & infeasible,
             done=stop,
             steps=s.steps + 1,
         )
 
-    mu = jnp.zeros(k, gram.dtype) if guess is None else guess
-    mu = jnp.where(usable & jnp.isfinite(mu), jnp.maximum(mu, _floor(equality)), 0)
+    mu = xp.zeros(k, gram.dtype) if guess is None else guess
+    mu = xp.where(usable & xp.isfinite(mu), xp.maximum(mu, _floor(equality)), 0)
     if guess is not None and k:
         root = schur_root(gram, mu != 0, tol.eps)
         # One by one: a failed factor is NaN, which large reductions may lose.
-        independent = jnp.all(jnp.diagonal(root) ** 2 > tol.dependent)
-        mu = jnp.where(independent, mu, 0)
+        independent = xp.all(xp.diagonal(root) ** 2 > tol.dependent)
+        mu = xp.where(independent, mu, 0)
     start = DualState(
         working=mu != 0,
         mu=mu,
-        ray=jnp.zeros(k, gram.dtype),
-        infeasible=jnp.asarray(False),
-        done=jnp.asarray(k == 0),
-        steps=jnp.asarray(0),
+        ray=xp.zeros(k, gram.dtype),
+        infeasible=xp.asarray(False),
+        done=xp.asarray(k == 0),
+        steps=xp.asarray(0),
     )
     if k == 0:
         return start
@@ -139,17 +137,17 @@ def _working_solve(gram, working, most: int):
     eps = tolerances(gram.dtype).eps
     if most == working.size:
         root = schur_root(gram, working, eps)
-        return lambda v: root_solve(root, jnp.where(working, v, 0))
-    rows = jnp.nonzero(working, size=most, fill_value=working.size)[0]
+        return lambda v: root_solve(root, xp.where(working, v, 0))
+    rows = which(working, most)
     inside = rows < working.size
-    root = schur_root(gram[rows][:, rows], inside, eps)
+    root = schur_root(rows_of(rows_of(gram, rows).T, rows), inside, eps)
 
     def solve(v):
-        part = root_solve(root, jnp.where(inside, v[rows], 0))
-        return jnp.zeros_like(v).at[rows].set(part, mode="drop")
+        part = root_solve(root, xp.where(inside, rows_of(v, rows), 0))
+        return placed(v, rows, part)
 
     return solve
 
 
 def _floor(equality):
-    return jnp.where(equality, -jnp.inf, 0.0)
+    return xp.where(equality, -xp.inf, 0.0)

@@ -18,10 +18,10 @@ or has no derivative.
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from .._control import run_unless, stage
+from .._arrays import eigh, xp
+from .._control import run_unless
 from .._tolerances import tolerances
 from .base import all_finite
 from .dense import (
@@ -70,62 +70,60 @@ def prepared_hessian(
     return run_unless(lifted.decided, soften, lifted.simple)
 
 
-@stage
 def _prepared(hessian, rows: Rows, point: Point, active, guarded, damping) -> _Prepared:
-    top = jnp.max(jnp.diagonal(hessian), initial=0)
+    top = xp.max(xp.diagonal(hessian), initial=0)
     # What moves `y` by a length of the problem.
     force, far = largest(point.gradient)[0], largest(point.y)[0]
-    longest = jnp.max(rows.scale, initial=0)
+    longest = xp.max(rows.scale, initial=0)
     length = far + longest
-    unit = force / jnp.where(length > 0, length, 1)
-    unit = jnp.where(unit > 0, unit, jnp.where(top > 0, top, 1))
-    size = jnp.maximum(top, unit)
+    unit = force / xp.where(length > 0, length, 1)
+    unit = xp.where(unit > 0, unit, xp.where(top > 0, top, 1))
+    size = xp.maximum(top, unit)
     unit = damping * unit
     # Where no row has a length, forces cannot tell what curvature is faint.
-    share = hessian / jnp.where((longest > 0) | (top == 0), size, top)
-    diagonal = jnp.diagonal(share)
+    share = hessian / xp.where((longest > 0) | (top == 0), size, top)
+    diagonal = xp.diagonal(share)
     # A positive semidefinite matrix with a zero on its diagonal has a row of zeros.
-    largest_entry = 1.001 * jnp.abs(diagonal[:, None] * diagonal)
+    largest_entry = 1.001 * xp.abs(diagonal[:, None] * diagonal)
     eps = tolerances(share.dtype).eps
-    sound = jnp.all(share**2 <= largest_entry + eps**2, axis=1)
-    held = jnp.any(single(rows) & active[:, None], axis=0)
+    sound = xp.all(share**2 <= largest_entry + eps**2, axis=1)
+    held = xp.any(single(rows) & active[:, None], axis=0)
     # Almost none, where nothing holds `y`: of its inverse no digit would be right,
     # unless forces are as small and the step is one of the problem's own length.
-    slope = jnp.minimum(jnp.abs(point.gradient), jnp.abs(point.stationarity))
-    near = slope <= _NEAR * length * jnp.abs(jnp.diagonal(hessian))
-    almost_none = jnp.where(jnp.asarray(guarded) & ~near, eps**0.5, eps**2)
+    slope = xp.minimum(xp.abs(point.gradient), xp.abs(point.stationarity))
+    near = slope <= _NEAR * length * xp.abs(xp.diagonal(hessian))
+    almost_none = xp.where(xp.asarray(guarded) & ~near, eps**0.5, eps**2)
     # By size: rounding takes a flow below zero, where odd powers bend the other way.
-    flat = sound & (jnp.abs(diagonal) <= jnp.where(held, _FAINT, almost_none))
-    little = jnp.where(guarded, 1, _LIFT) * size
-    kept = hessian + jnp.diag(jnp.where(flat & held, little, 0))
+    flat = sound & (xp.abs(diagonal) <= xp.where(held, _FAINT, almost_none))
+    little = xp.where(guarded, 1, _LIFT) * size
+    kept = hessian + xp.diag(xp.where(flat & held, little, 0))
     open_ended = flat & ~held
     simple = whitened(
-        kept + jnp.diag(jnp.where(open_ended, unit, 0)),
+        kept + xp.diag(xp.where(open_ended, unit, 0)),
         flat,
-        props=jnp.zeros_like(rows.rhs),
+        props=xp.zeros_like(rows.rhs),
         softened=False,
     )
 
-    undecided = ~simple.definite | (jnp.any(open_ended) & ~jnp.asarray(guarded))
+    undecided = ~simple.definite | (xp.any(open_ended) & ~xp.asarray(guarded))
     decided = ~(undecided & all_finite(hessian))
     return _Prepared(simple, kept, size, unit, decided)
 
 
-@stage
 def _softened(rows: Rows, active, guarded, prepared: _Prepared) -> Lifted:
     simple, size = prepared.simple, prepared.size
-    base = jnp.where(guarded, simple.hessian, prepared.kept)
-    chosen = active & ~jnp.asarray(guarded)
+    base = xp.where(guarded, simple.hessian, prepared.kept)
+    chosen = active & ~xp.asarray(guarded)
     products = _products(rows, chosen)
     least, _ = _semidefinite(base / size)
     # Always equal: the second factorisation must wait for the first (dense.py).
-    seen = jnp.where(least == least, base / size + products, 0)
+    seen = xp.where(least == least, base / size + products, 0)
     _, undecided = _semidefinite(seen)
     bent = base + size * products + prepared.unit * undecided
-    flat, props = simple.lifted, jnp.where(chosen, size, 0)
+    flat, props = simple.lifted, xp.where(chosen, size, 0)
     soft = whitened(bent, flat, props, softened=True)
     convex = least >= -_noise(base)
-    return jax.tree.map(lambda a, b: jnp.where(convex, a, b), soft, simple)
+    return jax.tree.map(lambda a, b: xp.where(convex, a, b), soft, simple)
 
 
 def is_loose(
@@ -147,40 +145,38 @@ class _Away(NamedTuple):
     leaves: Bool[Array, " n"]
 
 
-@stage
 def _away(rows: Rows, factor: Factor, y, weak) -> _Away:
-    inwards = jnp.where(single(rows) & weak[:, None], -rows.A, 0)
-    leaves = factor.lifted & jnp.any(inwards != 0, axis=0)
-    length = largest(y)[0] + jnp.max(rows.scale, initial=0)
-    length = _FAR * jnp.where(length > 0, length, 1)
-    away = y + length * jnp.where(leaves, jnp.sum(inwards, axis=0), 0)
+    inwards = xp.where(single(rows) & weak[:, None], -rows.A, 0)
+    leaves = factor.lifted & xp.any(inwards != 0, axis=0)
+    length = largest(y)[0] + xp.max(rows.scale, initial=0)
+    length = _FAR * xp.where(length > 0, length, 1)
+    away = y + length * xp.where(leaves, xp.sum(inwards, axis=0), 0)
     return _Away(away, leaves)
 
 
-@stage
 def _loose(rows: Rows, factor: Factor, y, active, weak, here, there):
     firm = active & ~(weak & ~factor.holds)
-    bent = jnp.diagonal(there) > 0
+    bent = xp.diagonal(there) > 0
     leaves = _away(rows, factor, y, weak).leaves
-    return ~is_decided(here, rows, firm) | jnp.any(leaves & ~bent)
+    return ~is_decided(here, rows, firm) | xp.any(leaves & ~bent)
 
 
 def is_decided(hessian, rows: Rows, active) -> Bool[Array, ""]:
     """Whether `g` bends along every direction that the active rows leave open."""
-    top = jnp.max(jnp.diagonal(hessian), initial=0)
-    seen = hessian / jnp.where(top > 0, top, 1) + _products(rows, active)
+    top = xp.max(xp.diagonal(hessian), initial=0)
+    seen = hessian / xp.where(top > 0, top, 1) + _products(rows, active)
     return _semidefinite(seen)[0] > _noise(seen)
 
 
 def _products(rows: Rows, chosen):
     """`A_S^T A_S` of the chosen rows."""
-    A = jnp.where(chosen[:, None], rows.A, 0)
+    A = xp.where(chosen[:, None], rows.A, 0)
     return A.T @ A
 
 
 def _semidefinite(matrix):
     """The least eigenvalue, and the projector on the directions without curvature."""
-    values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+    values, vectors = eigh(matrix)
     return values[0], (vectors * (values <= _noise(matrix))) @ vectors.T
 
 

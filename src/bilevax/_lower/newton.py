@@ -10,10 +10,9 @@ the one at hand is wrong, so nothing guesses whether `g` is quadratic.
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._control import stage
+from .._arrays import xp
 from .._tolerances import tolerances
 from .dense import (
     BoolLike,
@@ -59,19 +58,19 @@ def measure(rows: Rows, y, multipliers, active, gradient, curvature, stiffness):
     """
     pull = multipliers @ rows.A
     stationarity = gradient + pull
-    violation = jnp.where(rows.usable, rows.A @ y - rows.rhs, 0)
+    violation = xp.where(rows.usable, rows.A @ y - rows.rhs, 0)
     *parts, rest = largest(curvature, gradient - curvature, pull, stationarity)
     force = parts[0] + parts[1] + parts[2]
-    shift = jnp.sqrt(tolerances(y.dtype).eps) * force / stiffness
-    longest = jnp.max(rows.scale, initial=0)
-    shift = jnp.where(longest > 0, jnp.minimum(shift, longest), shift)
-    length = jnp.linalg.norm(y) + rows.scale + shift
-    excess = jnp.where(rows.equality | (multipliers > 0), jnp.abs(violation), violation)
-    negative = jnp.where(rows.equality, 0, -multipliers)
+    shift = xp.sqrt(tolerances(y.dtype).eps) * force / stiffness
+    longest = xp.max(rows.scale, initial=0)
+    shift = xp.where(longest > 0, xp.minimum(shift, longest), shift)
+    length = xp.linalg.norm(y) + rows.scale + shift
+    excess = xp.where(rows.equality | (multipliers > 0), xp.abs(violation), violation)
+    negative = xp.where(rows.equality, 0, -multipliers)
     # One reduction over rows: both kinds of trouble in units of their own scale.
-    trouble = jnp.maximum(ratio(excess, length), ratio(negative, force))
-    trouble = jnp.where(jnp.isnan(trouble), jnp.inf, trouble)  # see `sizes`
-    kkt = jnp.maximum(ratio(rest, force), jnp.max(trouble, initial=0))
+    trouble = xp.maximum(ratio(excess, length), ratio(negative, force))
+    trouble = xp.where(xp.isnan(trouble), xp.inf, trouble)  # see `sizes`
+    kkt = xp.maximum(ratio(rest, force), xp.max(trouble, initial=0))
     return Point(
         y, multipliers, active, gradient, stationarity, violation, force, length, kkt
     )
@@ -101,9 +100,8 @@ def begin(lower: FlatLower, rows: Rows, rows_inverse, y, multipliers, active) ->
     return _before(rows, rows_inverse, y, multipliers, active, gradient)
 
 
-@stage
 def _before(rows: Rows, rows_inverse, y, multipliers, active, gradient) -> Sweep:
-    multipliers = jnp.where(active, multipliers, 0)
+    multipliers = xp.where(active, multipliers, 0)
     # Only what a pass reads; the rest is not worth an evaluation.
     point = Point(
         y=y,
@@ -111,21 +109,21 @@ def _before(rows: Rows, rows_inverse, y, multipliers, active, gradient) -> Sweep
         active=active,
         gradient=gradient,
         stationarity=gradient + multipliers @ rows.A,
-        violation=jnp.where(rows.usable, rows.A @ y - rows.rhs, 0),
-        force=jnp.zeros((), y.dtype),
-        length=jnp.zeros_like(rows.rhs),
-        kkt=jnp.asarray(jnp.inf, y.dtype),
+        violation=xp.where(rows.usable, rows.A @ y - rows.rhs, 0),
+        force=xp.zeros((), y.dtype),
+        length=xp.zeros_like(rows.rhs),
+        kkt=xp.asarray(xp.inf, y.dtype),
     )
     return Sweep(
         point=point,
         next_active=active,
         rows_inverse=rows_inverse,
-        y_noise=jnp.zeros_like(y),
-        multiplier_noise=jnp.zeros_like(multipliers),
-        describes=jnp.asarray(False),
-        stale=jnp.asarray(False),
-        done=jnp.asarray(False),
-        passes=jnp.asarray(0),
+        y_noise=xp.zeros_like(y),
+        multiplier_noise=xp.zeros_like(multipliers),
+        describes=xp.asarray(False),
+        stale=xp.asarray(False),
+        done=xp.asarray(False),
+        passes=xp.asarray(0),
     )
 
 
@@ -162,17 +160,15 @@ class _Seen(NamedTuple):
     linear: Bool[Array, ""]
 
 
-@stage
 def _ahead(rows: Rows, factor: Factor, rows_inverse: Schur, s: Sweep) -> _Ahead:
     old, active = s.point, rows_inverse.active
-    multipliers = jnp.where(active, old.multipliers, 0)
+    multipliers = xp.where(active, old.multipliers, 0)
     dropped = old.multipliers - multipliers
     stationarity = old.stationarity - dropped @ rows.A
     d, mu = kkt_solve(factor, rows_inverse, -stationarity, -old.violation)
     return _Ahead(old.y + d, multipliers + mu, d)
 
 
-@stage
 def _seen(
     rows, factor, rows_inverse, s: Sweep, ahead: _Ahead, gradient, curvature, hold
 ):
@@ -180,31 +176,31 @@ def _seen(
     new = measure(
         rows, ahead.y, ahead.multipliers, active, gradient, curvature, factor.stiffness
     )
-    next_active = jnp.where(hold, active, _next_active(rows, new, tol.rounding))
+    next_active = xp.where(hold, active, _next_active(rows, new, tol.rounding))
 
     # Where the point would go next, and where rounding could take it.
-    gap = jnp.where(active, new.violation, 0)
+    gap = xp.where(active, new.violation, 0)
     move, shift = kkt_solve(factor, rows_inverse, new.stationarity, gap)
     top, bottom = rounding(rows, factor, new)
     y_noise, multiplier_noise = kkt_solve(factor, rows_inverse, top, bottom)
     # Progress is judged by steps and not by residuals, or soft directions of an
     # ill-conditioned `g` would hide behind the stiff ones.
-    stiff = jnp.sqrt(jnp.abs(factor.diagonal))
+    stiff = xp.sqrt(xp.abs(factor.diagonal))
     before, after, noise, far, step, unsure = largest(
         stiff * ahead.d, stiff * move, stiff * y_noise, new.y, move, y_noise
     )
-    settled = after <= jnp.maximum(tol.accept * before, noise)
+    settled = after <= xp.maximum(tol.accept * before, noise)
     # A stiff direction that has moved far makes any soft one look settled.
-    settled = settled & (step <= jnp.maximum(tol.accept * far, 4 * unsure))
+    settled = settled & (step <= xp.maximum(tol.accept * far, 4 * unsure))
     sweep = Sweep(
         point=new,
         next_active=next_active,
         rows_inverse=rows_inverse,
         y_noise=y_noise + move,
         multiplier_noise=multiplier_noise + shift,
-        describes=jnp.asarray(False),
-        stale=jnp.asarray(False),
-        done=~jnp.isfinite(new.kkt),
+        describes=xp.asarray(False),
+        stale=xp.asarray(False),
+        done=~xp.isfinite(new.kkt),
         # With no factor yet there was no pass either.
         passes=s.passes + factor.definite,
     )
@@ -213,7 +209,6 @@ def _seen(
     return _Seen(sweep, y_noise, top, held, exact, after <= tol.stale * before)
 
 
-@stage
 def _judged(seen: _Seen, push) -> Sweep:
     # A point that did not move proves nothing about the Hessian, but the probe does.
     tol = tolerances(push.dtype)
@@ -234,16 +229,16 @@ def rounding(rows: Rows, factor: Factor, point: Point):
     coordinate is coupled with others: stiff ones leave soft ones alone that they do not
     meet.
     """
-    eps, size = tolerances(point.y.dtype).eps, jnp.abs(point.y)
-    spread = jnp.sqrt(jnp.abs(factor.diagonal))
+    eps, size = tolerances(point.y.dtype).eps, xp.abs(point.y)
+    spread = xp.sqrt(xp.abs(factor.diagonal))
     terms = spread * (spread * size + factor.coupled * (spread @ size))
-    terms = terms + jnp.abs(point.gradient)
+    terms = terms + xp.abs(point.gradient)
     # The last term keeps the probe alive where everything is zero.
-    tiny = jnp.finfo(terms.dtype).tiny ** 0.5
-    terms = terms + jnp.abs(point.multipliers) @ jnp.abs(rows.A) + tiny
+    tiny = xp.finfo(terms.dtype).tiny ** 0.5
+    terms = terms + xp.abs(point.multipliers) @ xp.abs(rows.A) + tiny
     top = random_signs(terms) * eps * terms
     bottom = random_signs(point.length) * eps * point.length
-    return top, jnp.where(point.active, bottom, 0)
+    return top, xp.where(point.active, bottom, 0)
 
 
 def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
@@ -252,13 +247,13 @@ def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
     Not where they are `damped`: small steps may be all that is left of a long way.
     """
     tol = tolerances(old.point.y.dtype)
-    still = stands_still(new) | ((old.passes > 3) & ~jnp.asarray(damped))
+    still = stands_still(new) | ((old.passes > 3) & ~xp.asarray(damped))
     stalled = still & (new.point.kkt > 0.5 * old.point.kkt)
-    best = jnp.minimum(old.point.kkt, new.point.kkt)
-    stalled = stalled & (best <= tol.accept) & (new.describes | ~jnp.asarray(damped))
-    same = jnp.all(old.point.active == new.point.active)
+    best = xp.minimum(old.point.kkt, new.point.kkt)
+    stalled = stalled & (best <= tol.accept) & (new.describes | ~xp.asarray(damped))
+    same = xp.all(old.point.active == new.point.active)
     keep = stalled & same & (old.point.kkt < new.point.kkt)
-    point = jax.tree.map(lambda a, b: jnp.where(keep, a, b), old.point, new.point)
+    point = jax.tree.map(lambda a, b: xp.where(keep, a, b), old.point, new.point)
     return new._replace(point=point, done=new.done | stalled)
 
 
@@ -272,14 +267,14 @@ def is_solved(sweep: Sweep, factor: Factor):
     rounding.
     """
     point, tol = sweep.point, tolerances(sweep.point.y.dtype)
-    stiff = jnp.sqrt(jnp.abs(factor.diagonal))
+    stiff = xp.sqrt(xp.abs(factor.diagonal))
     error, far, bent, reach, push = largest(
         sweep.y_noise, point.y, stiff * sweep.y_noise, stiff * point.y,
-        point.gradient / jnp.where(stiff > 0, stiff, 1),
+        point.gradient / xp.where(stiff > 0, stiff, 1),
     )  # fmt: skip
     # Far bounds are no length of an answer.
-    length = jnp.maximum(far, _NEAR * jnp.max(point.length, initial=0))
-    longest = jnp.maximum(reach, push) + tol.eps * jnp.max(stiff) * length
+    length = xp.maximum(far, _NEAR * xp.max(point.length, initial=0))
+    longest = xp.maximum(reach, push) + tol.eps * xp.max(stiff) * length
     known = (error <= tol.sure * length) & (bent <= tol.sure * longest)
     newton = sweep.describes & stands_still(sweep)
     # Where no force is left at all, nothing is hidden.
@@ -289,7 +284,7 @@ def is_solved(sweep: Sweep, factor: Factor):
 
 def stands_still(s: Sweep) -> Bool[Array, ""]:
     """Whether the next pass would be on the same rows."""
-    return jnp.all(s.next_active == s.point.active)
+    return xp.all(s.next_active == s.point.active)
 
 
 def _next_active(rows: Rows, point: Point, rounding) -> Bool[Array, " k"]:

@@ -10,12 +10,12 @@ of the violation, so that `g` has its say.
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._control import loop, stage
+from .._arrays import xp
+from .._control import loop
 from .._tolerances import tolerances
-from .dense import Factor, FlatLower, Rows
+from .dense import Factor, FlatLower, Rows, value_of
 from .dual_active_set import dual_active_set
 from .newton import Point, rounding
 
@@ -60,12 +60,11 @@ def guarded_step(
     return _cut(lower, rows, point, direction)
 
 
-@stage
 def _direction(rows: Rows, factor: Factor, point: Point, penalty, reach) -> _Direction:
     k = rows.rhs.size
     u = -(point.gradient @ factor.whitener)
     open_gap = rows.equality | (point.violation > 0)
-    gap = jnp.where(open_gap, reach * point.violation, point.violation)
+    gap = xp.where(open_gap, reach * point.violation, point.violation)
     dual = dual_active_set(
         factor.gram,
         factor.W @ u + gap / factor.sigma,
@@ -80,29 +79,28 @@ def _direction(rows: Rows, factor: Factor, point: Point, penalty, reach) -> _Dir
     held = dual.mu @ factor.W
     ahead, back = factor.whitener @ u, factor.whitener @ held
     d = ahead - back
-    penalty = jnp.maximum(penalty, 2 * jnp.max(jnp.abs(multipliers), initial=0))
-    slope = point.gradient @ d - penalty * reach * jnp.sum(_violation(rows, point.y))
+    penalty = xp.maximum(penalty, 2 * xp.max(xp.abs(multipliers), initial=0))
+    slope = point.gradient @ d - penalty * reach * xp.sum(_violation(rows, point.y))
     tol, (unsure, _) = tolerances(u.dtype), rounding(rows, factor, point)
-    noise = tol.rounding * (jnp.linalg.norm(u) + jnp.linalg.norm(held))
-    noise = noise + tol.safety * jnp.linalg.norm(unsure @ factor.whitener)
+    noise = tol.rounding * (xp.linalg.norm(u) + xp.linalg.norm(held))
+    noise = noise + tol.safety * xp.linalg.norm(unsure @ factor.whitener)
     step = Guarded(
         y=point.y,
         multipliers=multipliers,
         active=dual.working,
         penalty=penalty,
-        reach=jnp.asarray(reach, point.y.dtype),
-        full=jnp.asarray(False),
+        reach=xp.asarray(reach, point.y.dtype),
+        full=xp.asarray(False),
         infeasible=dual.infeasible & _is_farkas(rows, point.y, dual.ray / factor.sigma),
-        decrement=jnp.linalg.norm(u - held),
+        decrement=xp.linalg.norm(u - held),
         noise=noise,
-        force=jnp.linalg.norm(u),
+        force=xp.linalg.norm(u),
         steps=dual.steps,
     )
-    parts = jnp.abs(point.y) + jnp.abs(ahead) + jnp.abs(back)
+    parts = xp.abs(point.y) + xp.abs(ahead) + xp.abs(back)
     return _Direction(step, d, slope, parts)
 
 
-@stage
 def _cut(lower: FlatLower, rows: Rows, point: Point, direction: _Direction) -> Guarded:
     """The step as long as the penalty falls along it."""
     step, d = direction.step, direction.d
@@ -112,15 +110,15 @@ def _cut(lower: FlatLower, rows: Rows, point: Point, direction: _Direction) -> G
     reach = step.reach
     return step._replace(
         y=point.y + share * d,
-        reach=jnp.where(share == 1, jnp.minimum(2 * reach, 1), 0.25 * reach),
+        reach=xp.where(share == 1, xp.minimum(2 * reach, 1), 0.25 * reach),
         full=(share == 1) & (reach == 1),
     )
 
 
 def _violation(rows: Rows, y):
     excess = rows.A @ y - rows.rhs
-    excess = jnp.where(rows.equality, jnp.abs(excess), jnp.maximum(excess, 0))
-    return jnp.where(rows.usable, excess, 0)
+    excess = xp.where(rows.equality, xp.abs(excess), xp.maximum(excess, 0))
+    return xp.where(rows.usable, excess, 0)
 
 
 def _backtrack(lower: FlatLower, rows: Rows, point: Point, d, slope, penalty, parts):
@@ -129,19 +127,19 @@ def _backtrack(lower: FlatLower, rows: Rows, point: Point, d, slope, penalty, pa
 
     def merit(step):
         at = y + step * d
-        return lower.value(at) + penalty * jnp.sum(_violation(rows, at))
+        return value_of(lower, at) + penalty * xp.sum(_violation(rows, at))
 
-    start = merit(jnp.zeros((), y.dtype))
+    start = merit(xp.zeros((), y.dtype))
     # Terms of `g` can cancel, and rows that are met exactly still round.
-    terms = jnp.abs(start) + jnp.abs(point.gradient) @ parts
-    sides = jnp.where(rows.usable, jnp.linalg.norm(parts) + rows.scale, 0)
-    noise = 16 * eps * (terms + penalty * jnp.sum(sides))
+    terms = xp.abs(start) + xp.abs(point.gradient) @ parts
+    sides = xp.where(rows.usable, xp.linalg.norm(parts) + rows.scale, 0)
+    noise = 16 * eps * (terms + penalty * xp.sum(sides))
 
     def too_long(step):
         # A NaN compares false: steps that leave the domain of `g` are cut too.
         return ~(merit(step) <= start + 1e-4 * step * slope + noise)
 
-    return loop(too_long, lambda step: 0.5 * step, jnp.ones((), y.dtype), limit=40)
+    return loop(too_long, lambda step: 0.5 * step, xp.ones((), y.dtype), limit=40)
 
 
 def _is_farkas(rows: Rows, y, ray):
@@ -152,6 +150,6 @@ def _is_farkas(rows: Rows, y, ray):
     """
     tol = tolerances(ray.dtype)
     gap = -ray @ rows.rhs
-    noise = tol.rounding * (jnp.abs(ray) @ rows.scale)
-    far = 1e4 * (jnp.linalg.norm(y) + jnp.max(rows.scale, initial=0))
-    return gap > noise + jnp.linalg.norm(ray @ rows.A) * far
+    noise = tol.rounding * (xp.abs(ray) @ rows.scale)
+    far = 1e4 * (xp.linalg.norm(y) + xp.max(rows.scale, initial=0))
+    return gap > noise + xp.linalg.norm(ray @ rows.A) * far

@@ -1,6 +1,7 @@
 """Methods that ask for one gradient a step and are told what it is.
 
-The driver evaluates: a long run as part of one program, a short one stage by stage.
+The driver evaluates: a long run as part of one program, a short one stage by stage. So
+`ask` and `tell` compute with `xp`, and what they draw is a stage.
 """
 
 import abc

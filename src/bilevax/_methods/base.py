@@ -1,6 +1,7 @@
 """What every method keeps between steps, and what it reports of each."""
 
 import abc
+import operator
 from typing import Any
 
 import equinox as eqx
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from .._arrays import xp
 from .._implicit import Evaluation
 from .._lower.base import LowerSolution
+from .._modules import made
 from .._problem import AbstractProblem, Problem, StochasticProblem
 
 # A number of a method, kept as an array; see `number`.
@@ -168,12 +171,12 @@ def draws(key: PRNGKeyArray) -> Draws:
 
 def falling(first, decay, step, num_steps):
     """`first` at the start of a run and `first * decay` at its end, geometrically."""
-    return first * decay ** (step / jnp.maximum(num_steps, _SHORTEST_FALL))
+    return first * decay ** (step / xp.maximum(num_steps, _SHORTEST_FALL))
 
 
 def tree_norm(tree: PyTree[Array]) -> Float[Array, ""]:
     """The Euclidean norm over all leaves."""
-    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+    return xp.sqrt(sum(xp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 
 def tree_step(x: PyTree[Array], length, direction: PyTree[Array]) -> PyTree[Array]:
@@ -202,9 +205,9 @@ def report(
         value=e.value,
         gradient_norm=norm,
         momentum_norm=norm,
-        move=tree_norm(jax.tree.map(jnp.subtract, new_x, x)),
-        tilt=jnp.zeros_like(norm),
-        active_changes=jnp.sum(e.lower.active != before.active),
+        move=tree_norm(jax.tree.map(operator.sub, new_x, x)),
+        tilt=xp.zeros_like(norm),
+        active_changes=xp.sum(e.lower.active != before.active),
         recovered=recovered,
         status=e.status._value,
         lower_solves=1 + recovered,
@@ -220,5 +223,5 @@ def report(
     )
     entries |= others
     for name in (*WORK, "recovered"):
-        entries[name] = jnp.asarray(entries[name], int)
-    return Record(**entries)
+        entries[name] = xp.asarray(entries[name], int)
+    return made(Record, **entries)

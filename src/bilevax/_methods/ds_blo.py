@@ -6,10 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, PRNGKeyArray, PyTree
 
+from .._arrays import xp
+from .._control import packed, stage
 from .._lower.base import LowerSolution
+from .._modules import made, plain_method, with_fields
 from .._perturbation import AbstractPerturbation, Gaussian
 from .._problem import Problem
 from ..theory.inputs import AlgorithmInputs
@@ -110,28 +112,28 @@ class DSBLO(AbstractAskingMethod):
         zeros = jax.tree.map(jnp.zeros_like, x)
         return DSBLOState(x, zeros, lower, scales, jnp.asarray(False), key)
 
+    @plain_method
     def ask(self, problem, state, *, step, num_steps, key):
-        keys = draws(key)
         m, m_norm = state.momentum, tree_norm(state.momentum)
         rule = NormalisedStep(self.gamma1, self.gamma2, self.first_step, self.decay)
         length = rule.length(m_norm, state.scales, step, num_steps)
         # The first step stands still: it only finds the first gradient.
-        length = jnp.where(state.started, length, 0)
+        length = xp.where(state.started, length, 0)
         ahead = rule.ahead(problem, state.x, m, length)
-        where = jr.uniform(keys.segment, (), m_norm.dtype) if self.segment else 1
-        between = jax.tree.map(lambda a, b: a + where * (b - a), state.x, ahead)
-
         law, deviation = self._law(problem, state.scales, step, num_steps)
-        tilt_key = keys.tilt if self.fresh_tilt else state.fixed
-        q = law.sample(problem.y0, key=tilt_key)
+        fixed = None if self.fresh_tilt else state.fixed
+        where, q = _drawn(packed(law), problem.y0, m_norm, key, fixed)
+        where = where if self.segment else 1
+        between = jax.tree.map(lambda a, b: a + where * (b - a), state.x, ahead)
         return Query(between, ahead, q, (m_norm, deviation))
 
+    @plain_method
     def tell(self, problem, state, query, oracle):
         e, usable = oracle.e, oracle.usable
         m, (m_norm, deviation) = state.momentum, query.more
-        beta = jnp.where(state.started, self.beta, 0)
+        beta = xp.where(state.started, self.beta, 0)
         momentum = jax.tree.map(
-            lambda old, new: jnp.where(usable, beta * old + (1 - beta) * new, old),
+            lambda old, new: xp.where(usable, beta * old + (1 - beta) * new, old),
             m,
             e.grad,
         )
@@ -145,18 +147,29 @@ class DSBLO(AbstractAskingMethod):
             tilt=deviation,
             recovered=oracle.recovered,
         )
-        new = eqx.tree_at(
-            lambda s: (s.x, s.momentum, s.lower, s.started),
+        new = with_fields(
             state,
-            (oracle.ahead, momentum, e.lower, state.started | usable),
+            x=oracle.ahead,
+            momentum=momentum,
+            lower=e.lower,
+            started=state.started | usable,
         )
         return new, record
 
+    @plain_method
     def _law(self, problem: Problem, scales: Scales, step, num_steps):
         if self.perturbation is not None:
-            return self.perturbation, jnp.asarray(jnp.nan)
-        size = ravel_pytree(problem.y0)[0].size
+            return self.perturbation, xp.asarray(xp.nan)
+        size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
         step = step if self.fresh_tilt else 0
         deviation = falling(self.first_tilt, self.tilt_decay, step, num_steps)
-        deviation = deviation * scales.force / jnp.sqrt(size)
-        return Gaussian(deviation), deviation
+        deviation = deviation * scales.force / size**0.5
+        return made(Gaussian, std=deviation), deviation
+
+
+@stage
+def _drawn(law: AbstractPerturbation, y0, like, key, fixed):
+    """A number in [0, 1] and a tilt; that of the key `fixed`, where there is one."""
+    keys = draws(key)
+    where = jr.uniform(keys.segment, (), like.dtype)
+    return where, law.sample(y0, key=keys.tilt if fixed is None else fixed)

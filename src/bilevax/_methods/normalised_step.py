@@ -1,13 +1,15 @@
 """The step `x - m / (gamma1 |m| + gamma2)` that DS-BLO and stochastic INGD share."""
 
+import operator
 from collections.abc import Callable
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from .._arrays import xp
 from .._feasible import onto_domain
+from .._modules import plain_method
 from .._problem import Problem
 from .base import Number, Scales, at_step, falling, tree_norm, tree_step
 
@@ -20,6 +22,7 @@ class NormalisedStep(eqx.Module):
     first_step: Number
     decay: Number
 
+    @plain_method
     def length(self, m_norm, scales: Scales, step, num_steps):
         """`1 / (gamma1 |m| + gamma2)`."""
         if self.gamma1 is not None:
@@ -27,8 +30,9 @@ class NormalisedStep(eqx.Module):
         reach = scales.length * falling(self.first_step, self.decay, step, num_steps)
         # gamma1 = 1 / reach; gamma2 small, so that steps stay as long as `reach` until
         # the momentum has all but died.
-        return reach / (m_norm + 1e-4 * scales.slope + jnp.finfo(m_norm.dtype).tiny)
+        return reach / (m_norm + 1e-4 * scales.slope + xp.finfo(m_norm.dtype).tiny)
 
+    @plain_method
     def ahead(
         self, problem: Problem, x: PyTree[Array], m: PyTree[Array], length
     ) -> PyTree[Array]:
@@ -42,7 +46,7 @@ class NormalisedStep(eqx.Module):
         first = move(length)
         if problem.domain is None or self.gamma1 is not None:
             return first
-        left = tree_norm(jax.tree.map(jnp.subtract, first, x))
+        left = tree_norm(jax.tree.map(operator.sub, first, x))
         want = length * tree_norm(m)
-        stretch = want / jnp.maximum(left, 1e-3 * want + jnp.finfo(want.dtype).tiny)
-        return move(length * jnp.maximum(stretch, 1))
+        stretch = want / xp.maximum(left, 1e-3 * want + xp.finfo(want.dtype).tiny)
+        return move(length * xp.maximum(stretch, 1))

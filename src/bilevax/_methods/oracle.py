@@ -5,12 +5,15 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
-from .._control import in_stages, loop, run_if
+from .._arrays import xp
+from .._control import in_stages, loop, on_host, run_if
 from .._feasible import moves, onto_allowed
 from .._implicit import Evaluation, exact
 from .._lower.base import LowerSolution
+from .._modules import made
 from .._problem import Problem
 from .._status import Status, status_code
 from .base import tree_norm
@@ -27,7 +30,7 @@ class Oracle(eqx.Module):
     @property
     def usable(self) -> Bool[Array, ""]:
         """Whether there is a gradient to step along."""
-        return jnp.isfinite(self.e.value) & jnp.isfinite(tree_norm(self.e.grad))
+        return xp.isfinite(self.e.value) & xp.isfinite(tree_norm(self.e.grad))
 
 
 def gradient_at(
@@ -46,7 +49,9 @@ def gradient_at(
     """
     solve = exact(problem) if evaluate is None else evaluate
     if not moves(problem):
-        return Oracle(solve(at, warm), at, ahead, jnp.asarray(False))
+        return made(
+            Oracle, e=solve(at, warm), at=at, ahead=ahead, recovered=xp.asarray(False)
+        )
 
     def attempt(carry):
         e, at, ahead, tries, _ = carry
@@ -62,9 +67,10 @@ def gradient_at(
     if in_stages():
         e = solve(at, warm)
         if status_code(e.status) != status_code(Status.infeasible):
-            return Oracle(e, at, ahead, jnp.asarray(False))
-        there = onto_allowed(problem, ahead)
-        return Oracle(solve(there, warm), there, there, jnp.asarray(True))
+            return made(Oracle, e=e, at=at, ahead=ahead, recovered=np.asarray(False))
+        there = on_host(onto_allowed(problem, ahead))
+        e = solve(there, warm)
+        return made(Oracle, e=e, at=there, ahead=there, recovered=np.asarray(True))
     blank = eqx.filter_eval_shape(solve, at, warm)
     blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), blank)
     blank = eqx.tree_at(lambda e: e.lower, blank, warm)

@@ -41,6 +41,6 @@ class SignedSteps(AbstractLowerSolver):
             (unknown, unknown, self.steps),
         )
 
-    def inside(self, problem, x, solution):
+    def inside(self, problem, x, y):
         # The loss of a classifier is defined everywhere.
-        return all_finite(solution.y)
+        return all_finite(y)

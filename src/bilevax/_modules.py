@@ -1,0 +1,41 @@
+"""Equinox modules at the price of plain objects, for what every step of a call does.
+
+A method of a module is a module of its own when it is looked up, and a new module runs
+its checks; both take as long as a small linear solve. Where steps are taken from Python
+that is most of the time, and nothing there needs either.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class _Plain:
+    """A function that becomes a bound method which is no pytree."""
+
+    def __init__(self, function):
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance, owner):
+        if instance is None:
+            return self.function
+        return functools.partial(self.function, instance)
+
+
+def plain_method(function: Callable) -> Any:
+    """A method that equinox leaves alone."""
+    return _Plain(function)
+
+
+def made(kind: type, **fields) -> Any:
+    """An instance of `kind` with these fields, all of them, and nothing checked."""
+    module = object.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(module, name, value)
+    return module
+
+
+def with_fields(module: Any, **fields) -> Any:
+    """A copy of `module` with other fields."""
+    return made(type(module), **{**vars(module), **fields})
