@@ -20,10 +20,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bilevax.adversarial.cifar_files import CIFARS
-from bilevax.adversarial.images import Images, load_images, split
-from bilevax.adversarial.settings import Settings
-from bilevax.adversarial.training import score, train
+from bilevax.adversarial.data.cifar_files import CIFARS
+from bilevax.adversarial.data.images import Images, load_images, split
+from bilevax.adversarial.training.settings import Settings
+from bilevax.adversarial.training.training import score, train
 
 from .adversarial_plans import PLANS, TUNED, held_out_by, plan, scoring
 from .adversarial_tables import brief, spread, table

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bilevax.adversarial.settings import Settings
+from bilevax.adversarial.training.settings import Settings
 
 BASE = Settings(dtype="bfloat16", epochs=20)
 HELD_OUT = 5000

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from bilevax.adversarial.images import load_images
-from bilevax.adversarial.lower_level import AttackLoss, Linearised
-from bilevax.adversarial.settings import Settings
-from bilevax.adversarial.training import initial_model, train
+from bilevax.adversarial.data.images import load_images
+from bilevax.adversarial.training.lower_level import AttackLoss, Linearised
+from bilevax.adversarial.training.settings import Settings
+from bilevax.adversarial.training.training import initial_model, train
 
 METHODS = ("clean", "at", "ds-blo", "bilevel-sgd", "ssigd", "trades")
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from bilevax.adversarial.settings import BILEVEL
+from bilevax.adversarial.training.settings import BILEVEL
 
 from .adversarial_plans import BASE
 

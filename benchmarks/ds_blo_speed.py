@@ -19,8 +19,8 @@ import jax.random as jr
 import numpy as np
 
 import bilevax as bx
+from bilevax._driver.run import advance, start
 from bilevax._methods.base import Scales
-from bilevax._run import advance, start
 from bilevax.experiments.families import Member
 
 GAMMA1, GAMMA2, BETA, STD = 100.0, 1.0, 0.9, 1e-3

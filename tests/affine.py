@@ -7,9 +7,9 @@ import jax.random as jr
 import numpy as np
 
 import bilevax as bx
-from bilevax._implicit import hypergradient
+from bilevax._driver.run import start
+from bilevax._implicit.hypergradient import hypergradient
 from bilevax._methods.base import Scales
-from bilevax._run import start
 
 
 class NoisyUpper(eqx.Module):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax.adversarial.boxes import pixel_box
+from bilevax.adversarial.attacks.boxes import pixel_box
 
 KEY = jax.random.key(7)
 SHAPE = (3, 3, 2)

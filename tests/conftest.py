@@ -29,7 +29,7 @@ if CHOSEN:
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from bilevax._room import make_room  # noqa: E402
+from bilevax._programs.room import make_room  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
 jax.jit(lambda: 0)()

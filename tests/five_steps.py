@@ -9,10 +9,10 @@ import sys
 import jax
 import numpy as np
 
-from bilevax.adversarial.devices import connect
-from bilevax.adversarial.images import load_images
-from bilevax.adversarial.settings import Settings
-from bilevax.adversarial.training import train
+from bilevax.adversarial.data.images import load_images
+from bilevax.adversarial.training.devices import connect
+from bilevax.adversarial.training.settings import Settings
+from bilevax.adversarial.training.training import train
 
 
 def main(out, coordinator=None, *place):

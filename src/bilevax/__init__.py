@@ -1,28 +1,36 @@
 """Constrained bilevel optimisation in JAX."""
 
 from . import extend as extend, methods as methods, theory as theory
-from ._adjoint import (
-    ConjugateGradient as ConjugateGradient,
-    Danskin as Danskin,
-    DenseAdjoint as DenseAdjoint,
-    Neumann as Neumann,
-    ScaledIdentity as ScaledIdentity,
-)
-from ._certificate import (
-    Certificate as Certificate,
-    certify as certify,
-    moreau as moreau,
-)
-from ._checkpoint import CheckpointError as CheckpointError
 from ._compare.ablations import ablations as ablations
 from ._compare.budget import Budget as Budget
 from ._compare.cases import Case as Case
 from ._compare.grid import StepGrid as StepGrid
 from ._compare.runs import Comparison as Comparison, compare as compare
 from ._constraints import Box as Box, Polyhedron as Polyhedron, Simplex as Simplex
-from ._explain import Explanation as Explanation, explain as explain
-from ._history import History as History
-from ._implicit import Evaluation as Evaluation, hypergradient as hypergradient
+from ._driver.history import History as History
+from ._driver.run import Stop as Stop
+from ._driver.solve import Solution as Solution, solve as solve
+from ._driver.tune import Tuning as Tuning, tune as tune
+from ._files.checkpoint import CheckpointError as CheckpointError
+from ._implicit.adjoint import (
+    ConjugateGradient as ConjugateGradient,
+    Danskin as Danskin,
+    DenseAdjoint as DenseAdjoint,
+    Neumann as Neumann,
+    ScaledIdentity as ScaledIdentity,
+)
+from ._implicit.hypergradient import (
+    Evaluation as Evaluation,
+    hypergradient as hypergradient,
+)
+from ._implicit.quality import Quality as Quality
+from ._implicit.solution_map import solution_map as solution_map
+from ._judge.certificate import (
+    Certificate as Certificate,
+    certify as certify,
+    moreau as moreau,
+)
+from ._judge.explain import Explanation as Explanation, explain as explain
 from ._lower.active_set import ActiveSet as ActiveSet
 from ._lower.base import LowerSolution as LowerSolution
 from ._lower.closed_form import ClosedForm as ClosedForm
@@ -55,25 +63,20 @@ from ._methods.proximal_subgradient import ProximalSubgradient as ProximalSubgra
 from ._methods.ssigd import SSIGD as SSIGD
 from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
 from ._methods.zero_order import ZeroOrder as ZeroOrder
-from ._perturbation import (
+from ._problem.perturbation import (
     Gaussian as Gaussian,
     TruncatedGaussian as TruncatedGaussian,
     UniformBall as UniformBall,
 )
-from ._problem import (
+from ._problem.problem import (
     AbstractLocalLower as AbstractLocalLower,
     Problem as Problem,
-    StochasticProblem as StochasticProblem,
 )
-from ._quality import Quality as Quality
-from ._run import Stop as Stop
-from ._solution_map import solution_map as solution_map
-from ._solve import Solution as Solution, solve as solve
+from ._problem.stochastic import StochasticProblem as StochasticProblem
 from ._status import (
     BilevelError as BilevelError,
     Status as Status,
     status_name as status_name,
 )
-from ._tune import Tuning as Tuning, tune as tune
 
 __version__ = "0.1.0"

@@ -6,13 +6,16 @@ an adjoint into `Problem`, `hypergradient` and `solution_map`, a law into the me
 that draw tilts. docs/own_method.md has a worked example.
 """
 
-from ._adjoint import AbstractAdjoint as AbstractAdjoint, KKTSystem as KKTSystem
 from ._constraints.base import (
     AbstractConstraints as AbstractConstraints,
     AbstractFixedSet as AbstractFixedSet,
 )
-from ._feasible import onto_allowed as onto_allowed, onto_domain as onto_domain
-from ._implicit import Evaluation as Evaluation
+from ._implicit.adjoint import (
+    AbstractAdjoint as AbstractAdjoint,
+    KKTSystem as KKTSystem,
+)
+from ._implicit.feasible import onto_allowed as onto_allowed, onto_domain as onto_domain
+from ._implicit.hypergradient import Evaluation as Evaluation
 from ._lower.base import (
     AbstractLowerSolver as AbstractLowerSolver,
     LowerSolution as LowerSolution,
@@ -32,9 +35,9 @@ from ._methods.base import (
 )
 from ._methods.oracle import Oracle as Oracle, gradient_at as gradient_at
 from ._methods.search import Point as Point, select as select, value_at as value_at
-from ._perturbation import AbstractPerturbation as AbstractPerturbation
-from ._problem import (
+from ._problem.perturbation import AbstractPerturbation as AbstractPerturbation
+from ._problem.problem import (
     AbstractLocalLower as AbstractLocalLower,
     AbstractProblem as AbstractProblem,
 )
-from ._samplers import AbstractSampler as AbstractSampler
+from ._problem.samplers import AbstractSampler as AbstractSampler

@@ -2,7 +2,7 @@
 
 import argparse
 
-from ..adversarial.settings import fraction
+from ..adversarial.training.settings import fraction
 
 
 def count(text: str) -> int:

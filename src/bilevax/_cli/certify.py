@@ -4,8 +4,8 @@ import argparse
 
 import jax
 
-from .._certificate import Certificate, certify
-from .._implicit import hypergradient
+from .._implicit.hypergradient import hypergradient
+from .._judge.certificate import Certificate, certify
 from .._status import has_value
 from .arguments import count, positive
 from .problem_file import add_file, load

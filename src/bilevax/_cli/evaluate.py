@@ -5,10 +5,10 @@ import dataclasses
 
 import jax
 
-from ..adversarial.images import load_images
-from ..adversarial.run_folder import settings_of
-from ..adversarial.training import score
-from ..adversarial.weights import KINDS, load_network
+from ..adversarial.data.images import load_images
+from ..adversarial.training.run_folder import settings_of
+from ..adversarial.training.training import score
+from ..adversarial.training.weights import KINDS, load_network
 from .arguments import ratio
 from .text import print_json
 from .train import accuracies, add_data, add_scoring

@@ -4,7 +4,7 @@ import argparse
 
 import jax
 
-from .._explain import explain
+from .._judge.explain import explain
 from .._status import has_value, status_name
 from .problem_file import add_file, load
 from .text import complain, print_json

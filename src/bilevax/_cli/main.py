@@ -8,7 +8,7 @@ import jax
 
 import bilevax
 
-from .._checkpoint import CheckpointError
+from .._files.checkpoint import CheckpointError
 from .._status import BilevelError
 from . import certify, compare, evaluate, experiment, explain, solve, train
 from .problem_file import FileError, in_user_lines

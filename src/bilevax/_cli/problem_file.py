@@ -7,7 +7,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from .._problem import AbstractProblem
+from .._problem.problem import AbstractProblem
 
 
 class FileError(Exception):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jax
 
+from .._driver.solve import Solution, solve
 from .._methods.ds_blo import DSBLO
-from .._solve import Solution, solve
 from .arguments import count, positive
 from .certify import certificate_as_json
 from .problem_file import add_file, load

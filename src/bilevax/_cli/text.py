@@ -9,7 +9,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
-from ..adversarial.run_folder import strict_json
+from ..adversarial.training.run_folder import strict_json
 
 
 def short(tree: Any) -> str:

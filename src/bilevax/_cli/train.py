@@ -7,16 +7,16 @@ from pathlib import Path
 
 import jax
 
-from ..adversarial.curves import draw
-from ..adversarial.devices import connect
-from ..adversarial.images import DATASETS, load_images, split
-from ..adversarial.layers import ACTIVATIONS
-from ..adversarial.models import MODELS
-from ..adversarial.run_folder import RunFolder, strict_json
-from ..adversarial.schedules import SCHEDULES
-from ..adversarial.settings import METHODS, READINGS, Settings
-from ..adversarial.training import score, train
-from ..adversarial.weights import load_network
+from ..adversarial.data.images import DATASETS, load_images, split
+from ..adversarial.networks.layers import ACTIVATIONS
+from ..adversarial.networks.models import MODELS
+from ..adversarial.training.curves import draw
+from ..adversarial.training.devices import connect
+from ..adversarial.training.run_folder import RunFolder, strict_json
+from ..adversarial.training.schedules import SCHEDULES
+from ..adversarial.training.settings import METHODS, READINGS, Settings
+from ..adversarial.training.training import score, train
+from ..adversarial.training.weights import load_network
 from .arguments import count, ratio
 from .text import print_json
 

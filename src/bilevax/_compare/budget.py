@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from .._history import History
+from .._driver.history import History
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from .._constraints import Box
 from .._methods.base import AbstractMethod
-from .._problem import AbstractProblem
+from .._problem.problem import AbstractProblem
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._driver.tune import with_value
 from .._methods.base import AbstractMethod
-from .._tune import with_value
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import jax
 import jax.random as jr
 import numpy as np
 
-from .. import _checkpoint as checkpoints
+from .._driver.solve import solve
+from .._files import checkpoint as checkpoints
+from .._files.progress import progress_bar
 from .._methods.base import AbstractMethod
-from .._progress import progress_bar
-from .._solve import solve
 from .budget import Budget, at_looks, solves_at_looks
 from .cases import Case, Instance, as_cases, as_methods, as_seeds
 from .curves import read_looks

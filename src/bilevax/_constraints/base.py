@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from .._arrays import xp
-from .._modules import plain_method
+from .._programs.arrays import xp
+from .._programs.modules import plain_method
 
 
 class AbstractConstraints(eqx.Module):

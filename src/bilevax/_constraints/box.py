@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._arrays import ravel, xp
-from .._modules import plain_method
+from .._programs.arrays import ravel, xp
+from .._programs.modules import plain_method
 from .base import AbstractFixedSet, check_not_empty, tree_as_float
 
 

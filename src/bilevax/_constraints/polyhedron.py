@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._arrays import ravel, xp
-from .._modules import plain_method
+from .._programs.arrays import ravel, xp
+from .._programs.modules import plain_method
 from .base import AbstractConstraints, as_float
 
 

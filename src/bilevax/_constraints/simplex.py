@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from .._arrays import xp
-from .._modules import plain_method
+from .._programs.arrays import xp
+from .._programs.modules import plain_method
 from .base import AbstractFixedSet, as_float
 
 

@@ -24,17 +24,20 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import ravel, xp
-from .._control import choose, in_stages, loop, once, packed, run_if, run_unless
-from .._modules import made, plain_method
+from .._programs.arrays import ravel, xp
+from .._programs.control import (
+    choose,
+    in_stages,
+    loop,
+    once,
+    packed,
+    run_if,
+    run_unless,
+)
+from .._programs.modules import made, plain_method
 from .._status import Status, as_status, code_of
 from .._tolerances import tolerances
-from .base import (
-    AbstractLowerSolver,
-    Iterations,
-    LowerSolution,
-    all_finite,
-)
+from .base import AbstractLowerSolver, Iterations, LowerSolution, all_finite
 from .classify import Split, classify, margin_of
 from .columns import may_have_units, units_of_columns
 from .dense import (

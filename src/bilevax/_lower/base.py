@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from .._arrays import xp
-from .._problem import Problem
+from .._problem.problem import Problem
+from .._programs.arrays import xp
 from .._status import Status
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 
 from .._constraints import Box, Simplex
-from .._problem import Problem, check_like
+from .._problem.checks import check_like
+from .._problem.problem import Problem
 from .active_set import ActiveSet
 from .base import AbstractLowerSolver, LowerSolution
 from .projected import ProjectedGradient

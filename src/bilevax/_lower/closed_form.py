@@ -7,7 +7,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from .._constraints import Box
-from .._problem import Problem
+from .._problem.problem import Problem
 from .._status import Status, is_traced
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution, all_finite

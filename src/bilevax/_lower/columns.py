@@ -10,8 +10,8 @@ soft is no matter of units.
 
 from jaxtyping import Array, Float
 
-from .._arrays import xp
-from .._control import loop
+from .._programs.arrays import xp
+from .._programs.control import loop
 
 _SWEEPS = 6
 # Units are powers of two, so that scaling rounds nothing, and coarse ones, so that

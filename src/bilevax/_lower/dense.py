@@ -22,7 +22,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._arrays import (
+from .._problem.checks import scalar
+from .._programs.arrays import (
     cholesky,
     eigh,
     placed,
@@ -33,8 +34,7 @@ from .._arrays import (
     which,
     xp,
 )
-from .._control import in_stages, once, run_unless, stage
-from .._problem import scalar
+from .._programs.control import in_stages, once, run_unless, stage
 from .._tolerances import tolerances
 
 # A truth value known now, or on the device.

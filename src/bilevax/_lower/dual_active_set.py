@@ -14,8 +14,8 @@ Written by hand because no JAX library has it; the idea is that of Goldfarb and 
 import equinox as eqx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import placed, rows_of, which, xp
-from .._control import loop
+from .._programs.arrays import placed, rows_of, which, xp
+from .._programs.control import loop
 from .._tolerances import tolerances
 from .dense import BoolLike, root_solve, schur_root
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays import eigh, xp
-from .._control import run_unless
+from .._programs.arrays import eigh, xp
+from .._programs.control import run_unless
 from .._tolerances import tolerances
 from .base import all_finite
 from .dense import (

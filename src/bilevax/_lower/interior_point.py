@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._control import loop
+from .._programs.control import loop
 from .._tolerances import tolerances
 from .active_set import ActiveSet, start
 from .base import AbstractLowerSolver

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import xp
+from .._programs.arrays import xp
 from .._tolerances import tolerances
 from .dense import (
     BoolLike,

@@ -12,12 +12,12 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from .._constraints import Box, Simplex
-from .._control import loop
-from .._free import free_solve, free_subspace
+from .._programs.control import loop
 from .._status import Status
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution
 from .dense import FlatLower, flatten, largest, ratio
+from .free import free_solve, free_subspace
 
 
 class ProjectedGradient(AbstractLowerSolver):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays import xp
-from .._control import loop
+from .._programs.arrays import xp
+from .._programs.control import loop
 from .._tolerances import tolerances
 from .dense import Factor, FlatLower, Rows, value_of
 from .dual_active_set import dual_active_set

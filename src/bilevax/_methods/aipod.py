@@ -7,14 +7,15 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from .._adjoint import largest_curvature
-from .._feasible import onto_domain
-from .._free import AbstractFreeSubspace, free_subspace
-from .._implicit import Evaluation
+from .._implicit.adjoint import largest_curvature
+from .._implicit.feasible import onto_domain
+from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import flatten
-from .._problem import AbstractProblem, Problem, representative
-from .._quick import quick_jit
+from .._lower.free import AbstractFreeSubspace, free_subspace
+from .._problem.problem import AbstractProblem, Problem
+from .._problem.stochastic import representative
+from .._programs.quick import quick_jit
 from .._status import Status
 from .base import (
     AbstractMethod,

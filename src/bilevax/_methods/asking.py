@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
-from .._problem import AbstractProblem, Problem
+from .._problem.problem import AbstractProblem, Problem
 from .base import AbstractMethod, Record, draws
 from .oracle import Oracle, gradient_at
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from .._arrays import xp
-from .._implicit import Evaluation
+from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution
-from .._modules import made
-from .._problem import AbstractProblem, Problem, StochasticProblem
+from .._problem.problem import AbstractProblem, Problem
+from .._problem.stochastic import StochasticProblem
+from .._programs.arrays import xp
+from .._programs.modules import made
 
 # A number of a method, kept as an array; see `number`.
 Number = Any

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from .._adjoint import largest_curvature
 from .._constraints.base import AbstractFixedSet
-from .._control import loop, run_if
-from .._feasible import moves, onto_allowed, onto_domain
-from .._implicit import Evaluation
+from .._implicit.adjoint import largest_curvature
+from .._implicit.feasible import moves, onto_allowed, onto_domain
+from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution, all_finite
 from .._lower.choose import default_solver
 from .._lower.dense import flatten
-from .._problem import Problem
-from .._quick import quick_jit
+from .._problem.problem import Problem
+from .._programs.control import loop, run_if
+from .._programs.quick import quick_jit
 from .._status import Status, first_failure
 from .base import (
     AbstractMethod,

@@ -163,7 +163,7 @@ def as_markdown() -> str:
             (
                 entry.name, f"`{entry.kind.__name__}`", f"`{command}`", entry.rows,
                 entry.setting, entry.approach, entry.measure, entry.rate + mark,
-                entry.paper, f"[{entry.tests}](../tests/{entry.tests})",
+                entry.paper, f"[{entry.tests}](../tests/methods/{entry.tests})",
             )
         )  # fmt: skip
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from .._feasible import onto_domain
-from .._problem import Problem
+from .._implicit.feasible import onto_domain
+from .._problem.problem import Problem
 from .base import tree_norm, tree_step
 
 

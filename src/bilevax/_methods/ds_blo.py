@@ -8,23 +8,15 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, PRNGKeyArray, PyTree
 
-from .._arrays import xp
-from .._control import packed, stage
 from .._lower.base import LowerSolution
-from .._modules import made, plain_method, with_fields
-from .._perturbation import AbstractPerturbation, Gaussian
-from .._problem import Problem
+from .._problem.perturbation import AbstractPerturbation, Gaussian
+from .._problem.problem import Problem
+from .._programs.arrays import xp
+from .._programs.control import packed, stage
+from .._programs.modules import made, plain_method, with_fields
 from ..theory.inputs import AlgorithmInputs
 from .asking import AbstractAskingMethod, Query
-from .base import (
-    Number,
-    Scales,
-    draws,
-    falling,
-    number,
-    report,
-    tree_norm,
-)
+from .base import Number, Scales, draws, falling, number, report, tree_norm
 from .normalised_step import NormalisedStep
 
 

@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._control import loop
-from .._feasible import onto_domain
+from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
-from .._perturbation import AbstractPerturbation
+from .._problem.perturbation import AbstractPerturbation
+from .._programs.control import loop
 from .base import AbstractMethod, Number, Scales, draws, number, report, tree_step
 from .search import (
     evaluation,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jax.flatten_util import ravel_pytree
 
-from .._feasible import onto_domain
+from .._implicit.feasible import onto_domain
 from .aipod import (
     AiPOD,
     Estimator,

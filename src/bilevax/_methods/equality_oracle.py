@@ -6,8 +6,9 @@ from jaxtyping import Array, PyTree
 
 from .._lower.base import AbstractLowerSolver, LowerSolution
 from .._lower.choose import checked_solver
-from .._problem import Problem, check_functions
-from .._quick import quick_jit
+from .._problem.checks import check_functions
+from .._problem.problem import Problem
+from .._programs.quick import quick_jit
 from .._status import raise_on_failure
 from .merged import merged
 from .penalty_oracle import (

@@ -9,14 +9,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from .._control import loop
-from .._feasible import onto_domain
-from .._implicit import Evaluation
+from .._implicit.feasible import onto_domain
+from .._implicit.hypergradient import Evaluation
 from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import flatten, kkt_solve, schur
 from .._lower.dual_active_set import dual_active_set
-from .._problem import Problem, StochasticProblem
+from .._problem.problem import Problem
+from .._problem.stochastic import StochasticProblem
+from .._programs.control import loop
 from .._status import Status, first_failure
 from .._tolerances import tolerances
 from .base import AbstractMethod, Number, number, report

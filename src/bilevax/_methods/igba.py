@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from .._control import loop
-from .._feasible import onto_domain
-from .._implicit import Evaluation
+from .._implicit.feasible import onto_domain
+from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import FlatLower, Rows, flatten, largest, ratio, unit_rows
-from .._problem import Problem
+from .._problem.problem import Problem
+from .._programs.control import loop
 from .._status import Status
 from .._tolerances import tolerances
 from .base import (

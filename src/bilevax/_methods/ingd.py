@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from .._control import loop
-from .._feasible import onto_domain
+from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
-from .._perturbation import UniformBall
-from .._problem import AbstractProblem
+from .._problem.perturbation import UniformBall
+from .._problem.problem import AbstractProblem
+from .._programs.control import loop
 from .._status import Status
 from .base import (
     AbstractMethod,

@@ -6,16 +6,16 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from .._adjoint import largest_curvature
 from .._constraints import Polyhedron
 from .._constraints.base import AbstractFixedSet
-from .._feasible import joint_rows, onto_domain
-from .._implicit import Evaluation
+from .._implicit.adjoint import largest_curvature
+from .._implicit.feasible import joint_rows, onto_domain
+from .._implicit.hypergradient import Evaluation
 from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import unit_rows
-from .._problem import Problem
-from .._quick import quick_jit
+from .._problem.problem import Problem
+from .._programs.quick import quick_jit
 from .._status import Status, first_failure
 from .base import (
     AbstractMethod,

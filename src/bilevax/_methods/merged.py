@@ -3,7 +3,7 @@
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from .._problem import Problem
+from .._problem.problem import Problem
 
 
 class _Merged(eqx.Module):

@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
-from .._arrays import xp
-from .._feasible import onto_domain
-from .._modules import plain_method
-from .._problem import Problem
+from .._implicit.feasible import onto_domain
+from .._problem.problem import Problem
+from .._programs.arrays import xp
+from .._programs.modules import plain_method
 from .base import Number, Scales, at_step, falling, tree_norm, tree_step
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
-from .._feasible import onto_domain
-from .._problem import Problem
+from .._implicit.feasible import onto_domain
+from .._problem.problem import Problem
 
 if TYPE_CHECKING:
     import optax

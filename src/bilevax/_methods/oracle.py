@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
-from .._arrays import xp
-from .._control import in_stages, loop, on_host, run_if
-from .._feasible import moves, onto_allowed
-from .._implicit import Evaluation, exact
+from .._implicit.feasible import moves, onto_allowed
+from .._implicit.hypergradient import Evaluation, exact
 from .._lower.base import LowerSolution
-from .._modules import made
-from .._problem import Problem
+from .._problem.problem import Problem
+from .._programs.arrays import xp
+from .._programs.control import in_stages, loop, on_host, run_if
+from .._programs.modules import made
 from .._status import Status, status_code
 from .base import tree_norm
 

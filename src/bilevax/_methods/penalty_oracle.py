@@ -9,14 +9,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from .._adjoint import largest_curvature
-from .._implicit import Evaluation
+from .._implicit.adjoint import largest_curvature
+from .._implicit.hypergradient import Evaluation
 from .._lower.active_set import ActiveSet
 from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite
 from .._lower.choose import check_warm, checked_solver
 from .._lower.dense import flatten
-from .._problem import Problem, check_functions, checked_point
-from .._quick import quick_jit
+from .._problem.checks import check_functions, checked_point
+from .._problem.problem import Problem
+from .._programs.quick import quick_jit
 from .._status import Status, first_failure, is_traced, raise_on_failure
 
 # The default weight of the penalty in natural units; its inverse is the relative bias.

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, PyTree
 
-from .._feasible import onto_domain
-from .._implicit import Evaluation, hypergradient
+from .._implicit.feasible import onto_domain
+from .._implicit.hypergradient import Evaluation, hypergradient
 from .._lower.base import LowerSolution
-from .._perturbation import UniformBall
-from .._problem import Problem, representative
+from .._problem.perturbation import UniformBall
+from .._problem.problem import Problem
+from .._problem.stochastic import representative
 from .base import (
     AbstractMethod,
     Number,

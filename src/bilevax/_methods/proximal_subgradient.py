@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._feasible import onto_domain
+from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
 from .base import AbstractMethod, Number, Scales, draws, number, report, tree_step
 from .oracle import gradient_at

@@ -5,13 +5,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from .._adjoint import default_adjoint
-from .._control import loop, run_if
-from .._feasible import moves, onto_allowed
-from .._implicit import Evaluation, implicit_gradient
+from .._implicit.adjoint import default_adjoint
+from .._implicit.feasible import moves, onto_allowed
+from .._implicit.hypergradient import Evaluation, implicit_gradient
 from .._lower.base import LowerSolution, all_finite
 from .._lower.choose import checked_solver
-from .._problem import AbstractProblem, Problem, StochasticProblem
+from .._problem.problem import AbstractProblem, Problem
+from .._problem.stochastic import StochasticProblem
+from .._programs.control import loop, run_if
 from .._status import Status, first_failure
 
 

@@ -9,10 +9,10 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from .._feasible import onto_domain
+from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
-from .._perturbation import AbstractPerturbation, Gaussian
-from .._problem import Problem
+from .._problem.perturbation import AbstractPerturbation, Gaussian
+from .._problem.problem import Problem
 from .base import (
     AbstractMethod,
     Number,

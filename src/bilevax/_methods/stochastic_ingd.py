@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, PyTree
 
-from .._feasible import onto_domain
+from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
-from .._perturbation import UniformBall
+from .._problem.perturbation import UniformBall
 from .base import (
     AbstractMethod,
     Number,

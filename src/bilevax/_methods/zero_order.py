@@ -7,11 +7,11 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from .._control import run_if
-from .._feasible import moves, onto_allowed, onto_domain
-from .._implicit import Evaluation
+from .._implicit.feasible import moves, onto_allowed, onto_domain
+from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution
-from .._problem import Problem
+from .._problem.problem import Problem
+from .._programs.control import run_if
 from .._status import Status, first_failure
 from .base import (
     AbstractMethod,

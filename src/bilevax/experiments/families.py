@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .._compare.cases import Case
 from .._constraints import Polyhedron
-from .._problem import Problem
+from .._problem.problem import Problem
 
 FAMILIES = ("uniform", "tight")
 # Rows of the lower level at each dimension of the paper.

@@ -5,7 +5,7 @@ import math
 import equinox as eqx
 import numpy as np
 
-from .._perturbation import AbstractPerturbation, Gaussian
+from .._problem.perturbation import AbstractPerturbation, Gaussian
 from .constants import (
     BaseConstants,
     DerivedConstants,

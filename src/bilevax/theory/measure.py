@@ -11,8 +11,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, PRNGKeyArray
 
 from .._constraints import Box
-from .._problem import Problem, check_functions
-from .._quick import quick_jit
+from .._problem.checks import check_functions
+from .._problem.problem import Problem
+from .._programs.quick import quick_jit
 from .constants import BaseConstants, check_non_negative
 from .rows import RowConstants, row_constants
 

@@ -1,0 +1,1 @@
+"""Runs: steps, looks, starts, and what they leave behind."""

@@ -1,0 +1,392 @@
+"""One start of a run: compiled chunks of steps, and everything between them.
+
+The loop over steps is compiled. What a person sees (progress, callbacks, looks at the
+true `F`, early stopping, checkpoints) happens in Python between chunks of steps.
+"""
+
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from .._files import checkpoint as checkpoints
+from .._implicit.feasible import moves, onto_allowed, onto_domain
+from .._implicit.hypergradient import Evaluation, hypergradient
+from .._judge.certificate import certify
+from .._lower.base import strongly_typed
+from .._methods.base import AbstractMethod, Record, Scales
+from .._problem.problem import AbstractProblem, Problem
+from .._programs.quick import quick_jit
+from .._status import Status, has_value, status_code, status_name
+from .average import Average
+from .history import History, blank_records, checked_history, to_arrays, with_scalars
+from .scales import measure_scales
+from .steps import advance_in_stages, runs_in_stages
+
+# Folded into the key of a run for draws that last all of it; no step has this number.
+_WHOLE_RUN = 2**31 - 1
+# So many steps without a move end a run.
+_STEPS_TO_JUDGE = 10
+_TIME_SPENT = "the time is spent"
+# What a checkpoint says of a run, beside what identifies it.
+_META = dict(step=int, spent=float, recovering=bool, ended=str | None, stop=str)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When to end before `num_steps`; looked at between chunks.
+
+    - `momentum`: `|m|` below this share of the first gradient. Not used where there is
+      a domain, on whose boundary gradients do not vanish.
+    - `move`: steps of `x` below this share of the length scale of the problem.
+    - `seconds`: time spent.
+    - `certificate`: `(radius, eps)`: the Goldstein measure at this `radius` is
+      at most `eps`.
+    """
+
+    momentum: float = 1e-9
+    move: float = 1e-12
+    seconds: float = float("inf")
+    certificate: tuple[float, float] | None = None
+
+
+@dataclass
+class Run:
+    """One start: everything that does not change while it runs."""
+
+    problem: AbstractProblem
+    view: Problem
+    method: AbstractMethod
+    x0: Any
+    key: PRNGKeyArray
+    num_steps: int
+    stop: Stop
+    chunk: int
+    output: str
+    polish: bool
+    average: Average | None
+    looks: bool
+    callback: Callable | None
+    checkpoint: Any
+    tick: Callable
+
+    def go(self, x0) -> "End":
+        """All chunks."""
+        began = time.perf_counter()
+        x, e = self._look(strongly_typed(x0))
+        if not has_value(e.status):
+            return End((x, e), (x, e), History(), "no start", 1.0, None)
+        scales = Scales(*(jnp.asarray(1.0),) * 3)
+        if self.method.uses_scales:
+            scales = measure_scales(plain(self.view), x, e)
+        state = start(self.view, self.method, x, e, scales, self.key)
+        kept, chosen = x, self._chosen_step()
+        mean = None if self.average is None else x
+        history, step, spent = History().evaluated(0, e.value, 0.0, 0.0), 0, 0.0
+        ended = None
+        # The way back from an empty lower level is long to compile and rarely needed:
+        # a chunk that would need it is run again with it.
+        problem: Any = self.problem.assuming_feasible()
+        if self.in_stages:
+            problem = untilted(self.problem)
+        if self.checkpoint is not None and os.path.exists(self.checkpoint):
+            (state, kept, x, mean), history, meta = self._restore(state, kept, x, mean)
+            step, spent, ended = meta["step"], meta["spent"], self._ended(meta)
+            problem = self.problem if meta["recovering"] else problem
+            x, e = self._look(x)
+            self.tick(step if ended is None else self.num_steps)
+        reason, best = ended or "all steps taken", (x, e)
+        while step < self.num_steps and ended is None:
+            last = min(step + self.chunk, self.num_steps)
+            before = (state, kept, mean, step, last, chosen)
+            left = time.perf_counter()
+            state, kept, mean, records = self._chunk(problem, *before)
+            hopeful = moves(self.view) and problem is not self.problem
+            hopeful = hopeful and not self.in_stages
+            if hopeful and _met_empty(records, last - step):
+                problem = self.problem
+                state, kept, mean, records = self._chunk(problem, *before)
+            working = float(history.working[-1]) + time.perf_counter() - left
+            history = history.extended(records, last - step)
+            self.tick(last - step)
+            first, step = step, last
+            x, e = self._look(state.x, history)
+            seconds = spent + time.perf_counter() - began
+            history = history.evaluated(step, e.value, seconds, working)
+            if has_value(e.status) and not float(e.value) > float(best[1].value):
+                best = (x, e)
+            if self._kept_may_be_lower(history, last - first, best[1].value):
+                best = self._lower_of(best, kept)
+            early = self._reason_to_stop(x, e, history, scales, seconds)
+            if self._callback_stops(step, x, e.value, history, mean):
+                early = "the callback asked"
+            # After the callback, so that what it wrote covers what is saved.
+            if self.checkpoint is not None:
+                recovering = problem is self.problem
+                tree = (state, kept, best[0], mean)
+                self._save(tree, history, step, seconds, recovering, early)
+            if early is not None:
+                reason = early
+                self.tick(self.num_steps - step)
+                break
+        if self.output == "random":
+            x, e = self._look(kept)
+        else:
+            x, e = self._look(state.x, history)
+        if self.looks and not has_value(e.status):
+            reason = "the last iterate has no answer, the best one seen is returned"
+            x, e = best
+        return End((x, e), best, history, reason, float(scales.length), mean)
+
+    def _look(self, x, history: History | None = None):
+        """`F` at `x`; without looks, what the last step of `history` found instead."""
+        if self.looks:
+            return evaluate_allowed(self.view, x)
+        seen = blank_evaluation(self.view, x)
+        if history is not None and len(history):
+            last = lambda name: jnp.asarray(history[name][-1])
+            status = eqx.tree_at(lambda s: s._value, seen.status, last("status"))
+            seen = eqx.tree_at(
+                lambda e: (e.value, e.status), seen, (last("value"), status)
+            )
+        return x, seen
+
+    def _kept_may_be_lower(self, history: History, count: int, value) -> bool:
+        """Whether a step of the last chunk saw less than `value`: `kept` is from there.
+
+        Long first steps may jump over the best part of `F` between two looks.
+        """
+        wanted = self.polish and self.output == "last"
+        return wanted and bool(np.any(history["value"][-count:] < float(value)))
+
+    def _lower_of(self, best, kept):
+        """`best`, or what the last chunk has kept if `F` is lower there."""
+        x, e = self._look(kept)
+        lower = has_value(e.status) and float(e.value) < float(best[1].value)
+        return (x, e) if lower else best
+
+    def _callback_stops(self, step, x, value, history, mean) -> bool:
+        if self.callback is None:
+            return False
+        more = () if self.average is None else (mean,)
+        return bool(self.callback(step, x, value, history, *more))
+
+    def _chunk(self, problem, state, kept, mean, step, last, chosen):
+        if self.in_stages:
+            return advance_in_stages(
+                problem, self.method, self.average, state, kept, mean,
+                self.key, step, last, self.num_steps, chosen,
+            )  # fmt: skip
+        done = advance(
+            problem, self.method, self.average, self.chunk, state, kept, mean,
+            self.key, jnp.asarray(step), jnp.asarray(last),
+            jnp.asarray(self.num_steps), jnp.asarray(chosen),
+        )  # fmt: skip
+        return jax.block_until_ready(done)
+
+    @functools.cached_property
+    def in_stages(self) -> bool:
+        """Whether steps are taken one by one, not by a program.
+
+        Without a polish it is the method alone that is asked for, as in comparisons,
+        where methods are timed beside each other.
+        """
+        return self.polish and runs_in_stages(self.problem, self.method, self.num_steps)
+
+    def _chosen_step(self) -> int:
+        """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""
+        if self.output != "random":
+            return -1
+        drawn = jr.randint(jr.fold_in(self.key, self.num_steps), (), 0, self.num_steps)
+        return max(0, int(drawn) - getattr(self.method, "window", 0))
+
+    def _reason_to_stop(self, x, e, history, scales, seconds) -> str | None:
+        momentum = history["momentum_norm"][-1]
+        # One step proves nothing: the first one of DS-BLO stays where it is.
+        enough = max(self.chunk, _STEPS_TO_JUDGE)
+        move = np.max(history["move"][-enough:])
+        if self.view.domain is None and momentum < self.stop.momentum * float(
+            scales.slope
+        ):
+            return "the momentum vanished"
+        if len(history) >= enough and move < self.stop.move * float(scales.length):
+            return "the steps vanished"
+        if seconds > self.stop.seconds:
+            return _TIME_SPENT
+        if self.stop.certificate is not None:
+            radius, eps = self.stop.certificate
+            found = certify(self.view, x, radius, key=self.key)
+            if found.measure <= eps:
+                return f"certified: {found.measure:.1e} at radius {radius:g}"
+        return None
+
+    @functools.cached_property
+    def _meta(self) -> dict:
+        # Once per run: the digest reads all data.
+        return dict(
+            jax=jax.__version__,
+            python=".".join(platform.python_version_tuple()[:2]),
+            method=checkpoints.label(self.method),
+            problem=checkpoints.fingerprint(self.problem),
+            num_steps=self.num_steps,
+            chunk=self.chunk,
+            average=None if self.average is None else float(self.average.decay),
+            looks=self.looks,
+            x0=checkpoints.fingerprint(self.x0),
+            output=self.output,
+            polish=self.polish,
+            key=np.asarray(jr.key_data(self.key)).tolist(),
+            # Last: where it differs because of another choice, that one is named.
+            stages=self.in_stages,
+        )
+
+    def _ended(self, meta: dict) -> str | None:
+        """Why the run of a checkpoint ended early, under the same rules; else None."""
+        same = meta["stop"] == repr(self.stop)
+        return meta["ended"] if same and meta["ended"] != _TIME_SPENT else None
+
+    def _save(self, tree, history, step, seconds, recovering, ended):
+        arrays = checkpoints.flatten(tree, "state_") | to_arrays(history)
+        meta = self._meta | dict(
+            step=step, spent=seconds, recovering=recovering, ended=ended,
+            stop=repr(self.stop),
+        )  # fmt: skip
+        checkpoints.save(self.checkpoint, arrays, meta)
+
+    def _restore(self, *like):
+        arrays, meta = checkpoints.load(self.checkpoint)
+        checkpoints.check_kinds(self.checkpoint, meta, _META)
+        checkpoints.check_same(self.checkpoint, meta, self._meta)
+        tree = checkpoints.unflatten(arrays, "state_", like, self.checkpoint)
+        history = checked_history(self.checkpoint, arrays, meta["step"])
+        if meta["step"] < self.num_steps and self._ended(meta) is None:
+            checkpoints.check_writable(self.checkpoint)
+        return tree, history, meta
+
+
+class End(NamedTuple):
+    """How a run ended.
+
+    - `last`, `best`: an `x` and its evaluation, at the end and where `F` was lowest.
+    - `length`: the length scale; `mean`: the average of the iterates, where kept.
+    """
+
+    last: tuple[Any, Evaluation]
+    best: tuple[Any, Evaluation]
+    history: History
+    reason: str
+    length: float
+    mean: Any
+
+
+def blank_evaluation(problem: Problem, x) -> Evaluation:
+    """The shapes of an evaluation, with nothing computed; its value is NaN."""
+    evaluate = lambda p, x: hypergradient(p, x, throw=False)
+    shapes = eqx.filter_eval_shape(evaluate, plain(problem), x)
+    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return eqx.tree_at(lambda e: e.value, blank, jnp.full_like(blank.value, jnp.nan))
+
+
+@quick_jit
+def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, key):
+    """The state before the first step."""
+    whole = jr.fold_in(key, _WHOLE_RUN)
+    state = method.init(problem, x, e.lower, scales, key=whole)
+    return strongly_typed(state)
+
+
+@quick_jit
+def advance(
+    problem, method, average, size, state, kept, mean, key, first, last, total, chosen
+):
+    """Steps `first` to `last`, at most `size` of them.
+
+    `kept` becomes the `x` of step `chosen`; if that is negative, the `x` of the step
+    that saw the least value.
+    """
+
+    def step(state, t):
+        state, record = method.step(
+            problem, state, step=t, num_steps=total, key=jr.fold_in(key, t)
+        )
+        x = problem.absorbed(state.x, record.aux)
+        state = eqx.tree_at(lambda s: s.x, state, x)
+        return state, with_scalars(record)
+
+    dynamic, static = eqx.partition(state, eqx.is_array)
+    shapes = eqx.filter_eval_shape(step, state, first)[1]
+
+    def body(carry):
+        dynamic, kept, least, mean, records, t = carry
+        state, record = step(eqx.combine(dynamic, static), t)
+        # Before anything looks at `x`: a method may compute in a higher precision.
+        dynamic = _like(eqx.filter(state, eqx.is_array), dynamic)
+        state = eqx.combine(dynamic, static)
+        records = jax.tree.map(
+            lambda column, entry: column.at[t - first].set(entry), records, record
+        )
+        falls = (chosen < 0) & (record.value < least)
+        keep = (t == chosen) | falls
+        kept = jax.tree.map(lambda a, b: jnp.where(keep, a, b), state.x, kept)
+        least = jnp.where(falls, record.value, least)
+        if average is not None:
+            mean = average.update(mean, state.x, t)
+        return dynamic, kept, least, mean, records, t + 1
+
+    least = jnp.full_like(shapes.value, jnp.inf)
+    carry = (dynamic, kept, least, mean, blank_records(shapes, size), first)
+    carry = jax.lax.while_loop(lambda c: c[-1] < last, body, carry)
+    dynamic, kept, _, mean, records, _ = carry
+    return eqx.combine(dynamic, static), kept, mean, records
+
+
+def _like(new, old):
+    """`new` with the dtypes of `old`, and no weak types."""
+
+    def cast(a, b):
+        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            return a
+        return jax.lax.convert_element_type(a, b.dtype)
+
+    return jax.tree.map(cast, new, old)
+
+
+def _met_empty(records: Record, count: int) -> bool:
+    codes = np.asarray(records.status)[:count]
+    return bool(np.any(codes == status_code(Status.infeasible)))
+
+
+def plain(problem: Problem) -> Problem:
+    """`problem` as it looks inside a step of a method, but with no tilt.
+
+    To trace one form of the lower level instead of three makes a start twice as fast.
+    """
+    return untilted(problem.assuming_feasible())
+
+
+def untilted(problem: Any) -> Problem:
+    """`problem` with a tilt of zero."""
+    return problem.perturbed(jax.tree.map(jnp.zeros_like, problem.y0))
+
+
+def evaluate_allowed(problem: Problem, x) -> tuple[Any, Evaluation]:
+    """`F` at `x`, or at the nearest `x` that is allowed; which one comes first."""
+    x = onto_domain(problem, x)
+    e = hypergradient(plain(problem), x, throw=False)
+    if status_name(e.status) == "infeasible" and moves(problem):
+        near = onto_allowed(problem, x)
+        there = hypergradient(plain(problem), near, throw=False)
+        # Where no allowed point exists at all, the first answer stands.
+        if has_value(there.status):
+            x, e = near, there
+    return x, e

@@ -1,0 +1,1 @@
+"""`F`, its gradient, and where it exists."""

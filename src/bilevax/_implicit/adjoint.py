@@ -1,0 +1,285 @@
+"""Linear systems of the implicit function theorem, in three back ends.
+
+With `H` the Hessian of `g` in `y` and `A_S` the active rows, each of them solves
+
+    [H    A_S^T] [v]   [top   ]
+    [A_S   0   ] [w] = [bottom]
+
+once: with the factor that the lower-level solver left behind, by conjugate gradients on
+the free subspace, or by a Neumann series there. The matrix is symmetric, so one solve
+serves the gradient (adjoint) and the tangent alike.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
+
+from .._constraints import AbstractConstraints
+from .._lower.base import LowerSolution
+from .._lower.dense import curvature, flatten, kkt_solve, largest, ratio
+from .._lower.free import free_solve, free_subspace
+from .._problem.problem import Problem
+from .._programs.arrays import xp
+from .._programs.control import loop, run_unless
+from .._programs.modules import plain_method
+from .._status import is_traced
+from .._tolerances import tolerances
+
+
+class KKTSystem(NamedTuple):
+    """The KKT matrix at one point, as products."""
+
+    constraints: AbstractConstraints
+    lower: Any
+    y: Float[Array, " n"]
+    active: Bool[Array, " k"]
+
+    def __call__(self, v, w):
+        """The product; rows off the active set are the identity, up to sign."""
+        top, pulled, pushed = self.products(v, w)
+        if w.size == 0:
+            return top, w
+        return top + pulled, jnp.where(self.active, pushed, -w)
+
+    def products(self, v, w):
+        """`H v`, `A_S^T w` and `A v`."""
+        bent = curvature(self.lower, self.y, v)
+        if w.size == 0:
+            return bent, xp.zeros_like(bent), w
+        held = self.constraints.pull(xp.where(self.active, w, 0))
+        return bent, held, self.constraints.push(v)
+
+
+def kkt_system(problem: Problem, x, y, active) -> KKTSystem:
+    """The KKT matrix of `problem` at `(x, y)` with the given active rows."""
+    lower, _ = flatten(problem, x)
+    return KKTSystem(problem.constraints, lower, ravel_pytree(y)[0], active)
+
+
+class AbstractAdjoint(eqx.Module):
+    """A way to solve the KKT system of a lower-level solution."""
+
+    @abc.abstractmethod
+    def solve(
+        self, system: KKTSystem, solution: LowerSolution, top, bottom
+    ) -> tuple[Float[Array, " n"], Float[Array, " k"], Bool[Array, ""]]:
+        """`v`, `w` and whether the residual is small."""
+
+
+class DenseAdjoint(AbstractAdjoint):
+    """The factor of the lower-level solve, with iterative refinement."""
+
+    max_steps: int = 12
+
+    @plain_method
+    def solve(self, system, solution, top, bottom):
+        factor, active = solution.factor, solution.active
+        side, v, w = _solved(factor, active, top, bottom)
+
+        def attempt(v, w) -> Attempt:
+            return _attempted(factor, active, side, v, w, system.products(v, w))
+
+        def refine(best: Attempt) -> Attempt:
+            return _kept(best, attempt(*_improved(factor, active, best)))
+
+        first = attempt(v, w)
+        # Dependent rows leave an error that one refinement at least must remove.
+        first = first._replace(going=first.going | ~factor.rows_inverse.exact)
+        best = loop(lambda a: a.going, refine, first, limit=self.max_steps - 1)
+        best = run_unless(best.fine, lambda a: _explained(factor, a), best)
+        return best.v, best.w, best.fine
+
+
+class Attempt(NamedTuple):
+    """A solution of the KKT system, what it misses, and how much that is.
+
+    `relative` compares rows with the length of `v`, `noise` with what the forces could
+    move. All in unit rows and in the units of the columns, like the factor.
+    """
+
+    v: Float[Array, " n"]
+    w: Float[Array, " k"]
+    pull: Float[Array, " n"]
+    ahead: Float[Array, " k"]
+    force: Float[Array, ""]
+    relative: Float[Array, ""]
+    noise: Float[Array, ""]
+    going: Bool[Array, ""]
+    fine: Bool[Array, ""]
+
+
+def _solved(factor, active, top, bottom):
+    """The right side in the units of the factor, and the solution in natural ones."""
+    top, bottom = factor.columns * top, xp.where(active, bottom / factor.norm, 0)
+    v, w = kkt_solve(factor.hessian, factor.rows_inverse, top, bottom)
+    return (top, bottom), factor.columns * v, xp.where(active, w / factor.norm, 0)
+
+
+def _improved(factor, active, best: Attempt):
+    dv, dw = kkt_solve(factor.hessian, factor.rows_inverse, best.pull, best.ahead)
+    dw = xp.where(active, dw / factor.norm, 0)
+    return best.v + factor.columns * dv, best.w + dw
+
+
+def _attempted(factor, active, side, v, w, products) -> Attempt:
+    (top, bottom), (bent, held, pushed) = side, products
+    columns, stiffness = factor.columns, factor.hessian.stiffness
+    tol = tolerances(top.dtype)
+    curved, held = columns * bent, columns * held
+    pull = top - curved - held
+    ahead = xp.where(active, bottom - pushed / factor.norm, 0)
+    wrong, *sizes = largest(pull, curved, held, top)
+    force = sizes[0] + sizes[1] + sizes[2]
+    relative = noise = ratio(wrong, force)
+    if w.size:
+        gap, reach = largest(ahead)[0], force / stiffness
+        length = xp.linalg.norm(v / columns) + xp.sqrt(tol.eps) * reach
+        relative = xp.maximum(relative, ratio(gap, length))
+        noise = xp.maximum(noise, ratio(gap, reach))
+    going = ~(relative <= tol.rounding)
+    fine = (relative <= tol.accept) | (noise <= tol.rounding)
+    return Attempt(v, w, pull, ahead, force, relative, noise, going, fine)
+
+
+def _kept(old: Attempt, new: Attempt) -> Attempt:
+    """The better of two, which is refined further as long as errors are halved."""
+    # At a vertex `v` vanishes, and only the second measure can still fall.
+    halved = (new.relative <= 0.5 * old.relative) | (new.noise <= 0.5 * old.noise)
+    kept = jax.tree.map(lambda a, b: xp.where(halved, a, b), new, old)
+    return kept._replace(going=new.going & halved)
+
+
+def _explained(factor, best: Attempt) -> Attempt:
+    """What rounding alone does to `H v`, through the diagonal of `H`."""
+    tol, diagonal = tolerances(best.v.dtype), factor.hessian.diagonal
+    spread = xp.sqrt(diagonal)
+    v = best.v / factor.columns
+    effect = tol.rounding * xp.max(spread) * (spread @ xp.abs(v))
+    limit = tol.accept + ratio(effect, best.force)
+    return best._replace(fine=best.relative <= limit)
+
+
+class ConjugateGradient(AbstractAdjoint):
+    """Conjugate gradients on the free subspace; no matrix is formed.
+
+    `rtol` defaults to what the dtype can reach.
+    """
+
+    rtol: float | None = None
+    max_steps: int = 2000
+
+    def solve(self, system, solution, top, bottom):
+        free, shift, rest = _reduce(system, top, bottom)
+        rtol = self.rtol or 100 * tolerances(top.dtype).rounding
+
+        product = lambda d: system.lower.hessian_product(system.y, d)
+        inside, wrong = free_solve(product, free, rest, rtol, self.max_steps)
+        v = shift + inside
+        accept = jnp.maximum(tolerances(top.dtype).accept, 10 * rtol)
+        fine = wrong <= accept * jnp.linalg.norm(rest)
+        return v, _recover(system, free, top, v), fine
+
+
+class Neumann(AbstractAdjoint):
+    """The series `step * sum_j (I - step P H P)^j` with a chosen number of terms.
+
+    Cheap and biased: the error falls like `(1 - step mu)^terms`. The default `step` is
+    one over the largest curvature on the free subspace, by power iteration.
+    """
+
+    terms: int = 10
+    step: float | None = None
+
+    def solve(self, system, solution, top, bottom):
+        free, shift, rest = _reduce(system, top, bottom)
+
+        def operator(d):
+            return free.project(system.lower.hessian_product(system.y, d))
+
+        step = self.step
+        if step is None:
+            step = 1 / (1.05 * largest_curvature(operator, rest))
+        total, _ = jax.lax.fori_loop(
+            0,
+            self.terms,
+            lambda _, c: (c[0] + step * c[1], c[1] - step * operator(c[1])),
+            (jnp.zeros_like(rest), rest),
+        )
+        v = shift + total
+        return v, _recover(system, free, top, v), jnp.all(jnp.isfinite(v))
+
+
+class ScaledIdentity(AbstractAdjoint):
+    """The Hessian taken to be `weight` times the identity, on the free subspace.
+
+    Exact where `g` has that Hessian. With another `weight` the share of the gradient
+    that comes through the lower level is scaled on purpose.
+    """
+
+    weight: Float[Array, ""] = eqx.field(converter=lambda w: jnp.asarray(w, float))
+
+    def __check_init__(self):
+        if not is_traced(self.weight) and not 0 < float(self.weight) < jnp.inf:
+            raise ValueError(
+                f"`weight` must be a positive number; got {float(self.weight)}."
+            )
+
+    def solve(self, system, solution, top, bottom):
+        constraints, active = system.constraints, system.active
+        free = free_subspace(constraints, active, top.size, top.dtype)
+        shift = free.lift(bottom) if bottom.size else jnp.zeros_like(top)
+        weight = self.weight.astype(top.dtype)
+        v = shift + free.project(top / weight - shift)
+        return v, free.multipliers(top - weight * v), jnp.asarray(True)
+
+
+class Danskin(AbstractAdjoint):
+    """The answer of the lower level is held fixed; the gradient is `grad_x f`.
+
+    Right where the lower level maximises what the upper one minimises (`g = -f`): a
+    small change of `y` then changes nothing to first order. No KKT system is solved.
+    """
+
+    def solve(self, system, solution, top, bottom):
+        return jnp.zeros_like(top), jnp.zeros_like(bottom), jnp.asarray(True)
+
+
+def largest_curvature(operator, like, steps: int = 30):
+    """The largest eigenvalue of a symmetric operator, by power iteration."""
+    n = like.size
+    start = jnp.cos(1.0 + 2.4 * jnp.arange(n)).astype(like.dtype)
+    start = operator(start)
+
+    def body(_, v):
+        return operator(v / jnp.maximum(jnp.linalg.norm(v), jnp.finfo(v.dtype).tiny))
+
+    return jnp.maximum(
+        jnp.linalg.norm(jax.lax.fori_loop(0, steps, body, start)),
+        jnp.finfo(like.dtype).tiny,
+    )
+
+
+def _reduce(system: KKTSystem, top, bottom):
+    """Meet the rows with the shortest step; what is left lives on the free subspace."""
+    free = free_subspace(system.constraints, system.active, top.size, top.dtype)
+    shift = free.lift(bottom) if bottom.size else jnp.zeros_like(top)
+    rest = free.project(top - system.lower.hessian_product(system.y, shift))
+    return free, shift, rest
+
+
+def _recover(system: KKTSystem, free, top, v):
+    force = top - system.lower.hessian_product(system.y, v)
+    return free.multipliers(force)
+
+
+def default_adjoint(solution: LowerSolution) -> AbstractAdjoint:
+    """Dense where the solver left a factor, conjugate gradients elsewhere."""
+    return ConjugateGradient() if solution.factor is None else _DENSE
+
+
+_DENSE = DenseAdjoint()

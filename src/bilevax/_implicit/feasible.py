@@ -1,0 +1,214 @@
+"""The set of `x` a method may visit: the domain, and where the lower level has a point.
+
+The second part is a polyhedron too, the shadow of `{(x, y) : A y + B x <= b}`, so the
+nearest allowed `x` is one convex quadratic program in `(x, y)`.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from .._constraints import Box, Polyhedron
+from .._lower.active_set import ActiveSet, blank_solution
+from .._lower.base import LowerSolution
+from .._lower.dense import unit_rows
+from .._lower.interior_point import InteriorPoint
+from .._problem.problem import Problem
+from .._programs.arrays import xp
+from .._programs.control import in_stages, on_host, run_if
+from .._programs.quick import quick_jit
+from .._tolerances import tolerances
+from .adjoint import DenseAdjoint, kkt_system
+
+# Weight of `y` in the joint program: enough for strong convexity, too little to matter
+# after the proximal steps below.
+_LOWER_WEIGHT = 1e-6
+_PROXIMAL_STEPS = 4
+# Rows of the joint program above which it starts from an interior point.
+_LARGE = 200
+
+
+class Nearest(eqx.Module):
+    """The nearest allowed point, with what its derivative needs."""
+
+    x: Float[Array, " d"]
+    problem: Problem
+    solution: LowerSolution
+
+    def pull_back(self, v: Float[Array, " d"]) -> Float[Array, " d"]:
+        """`J^T v` with `J` the derivative of the projection (symmetric)."""
+        u = ravel_pytree(self.solution.y)[0]
+        system = kkt_system(self.problem, self.x, u, self.solution.active)
+        top = jnp.zeros_like(u).at[: v.size].set(v)
+        bottom = jnp.zeros_like(self.solution.multipliers)
+        return DenseAdjoint().solve(system, self.solution, top, bottom)[0][: v.size]
+
+
+def moves(problem: Problem) -> bool:
+    """Whether the rows of the lower level move with `x`, so that it can be empty."""
+    constraints = problem.constraints
+    return (
+        not problem.always_feasible
+        and isinstance(constraints, Polyhedron)
+        and (constraints.B is not None or constraints.B_eq is not None)
+    )
+
+
+def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
+    """The nearest point of the domain."""
+    domain = problem.domain
+    if domain is None:
+        return x
+    if isinstance(domain, Box):
+        return jax.tree.map(xp.clip, x, domain.lower, domain.upper)
+    found = _onto_polyhedron(problem, x)
+    return on_host(found) if in_stages() else found
+
+
+@quick_jit
+def _onto_polyhedron(problem: Problem, x):
+    domain: Any = problem.domain
+    flat, unravel = ravel_pytree(x)
+    # A point that was projected before may be outside by rounding.
+    noise = tolerances(flat.dtype).rounding * jnp.linalg.norm(flat)
+    return unravel(
+        run_if(
+            excess(domain, flat)[0] > noise,
+            lambda point: nearest(problem, point, coupled=False).x,
+            flat,
+        )
+    )
+
+
+def excess(domain: Polyhedron, x: Float[Array, " d"]):
+    """By how much `x` breaks the (unit) rows in all, and the gradient of that."""
+    rows = unit_rows(domain, xp.zeros_like(x), x.size, x.dtype)
+    over = xp.where(rows.usable, rows.A @ x - rows.rhs, 0)
+    sign = xp.where(rows.equality, xp.sign(over), over > 0)
+    return sign @ over, sign @ rows.A
+
+
+@quick_jit
+def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
+    """The nearest point of the domain at which the lower level has a point."""
+    flat, unravel = ravel_pytree(x)
+
+    def again(state, _):
+        x, y, margin = state
+        found = nearest(problem, x, y, margin, coupled=True)
+        ahead = found.x, found.solution.y[x.size :], margin
+        # A set without an interior, such as two opposite rows, has no room for it.
+        stay = x, y, jnp.zeros_like(margin)
+        pick = lambda new, old: jnp.where(found.solution.success, new, old)
+        return jax.tree.map(pick, ahead, stay), None
+
+    # Twice: what the weight on `y` leaves undone shrinks with the distance.
+    y = ravel_pytree(problem.y0)[0].astype(flat.dtype)
+    start = flat, y, jnp.ones((), flat.dtype)
+    return unravel(jax.lax.scan(again, start, None, length=2)[0][0])
+
+
+def nearest(
+    problem: Problem,
+    x: Float[Array, " d"],
+    y: Float[Array, " n"] | None = None,
+    margin: Float[Array, ""] | float = 1.0,
+    *,
+    coupled: bool,
+) -> Nearest:
+    """Solve the joint program from `y`; without `coupled`, for the domain alone.
+
+    `margin`: 1 to stay a little inside the rows of the lower level, 0 for their edge.
+    """
+    rows = joint_rows(problem, x.size, x.dtype, coupled, margin)
+    n = rows[0].shape[1] - x.size
+    weight = _weight(problem, x.size, x.dtype) if n else jnp.ones((), x.dtype)
+    y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n] if y is None else y
+    solver = ActiveSet(diagnose=False)
+    joint = _joint(rows, x, y, weight)
+    # Of a large program, the path through the interior visits far fewer points.
+    large = joint.constraints.num_rows > _LARGE
+    first = InteriorPoint(polish=solver)(joint, x) if large else blank_solution(joint)
+
+    def proximal(state, _):
+        y, last = state
+        solution = solver(_joint(rows, x, y, weight), x, last)
+        return (jnp.where(solution.success, solution.y[x.size :], y), solution), None
+
+    # One site of the solver in the program, however many steps.
+    (y, solution), _ = jax.lax.scan(
+        proximal, (y, first), None, length=_PROXIMAL_STEPS if n else 1
+    )
+    return Nearest(solution.y[: x.size], _joint(rows, x, y, weight), solution)
+
+
+def _weight(problem: Problem, d: int, dtype) -> Float[Array, ""]:
+    """Of `y` beside `x`, in the units in which the rows weigh both alike."""
+    A = problem.constraints.matrix(ravel_pytree(problem.y0)[0].size, dtype)
+    B = problem.constraints.coupling_matrix(d, dtype)
+    if B is None:
+        return jnp.asarray(_LOWER_WEIGHT, dtype)
+    ratio = jnp.linalg.norm(A) / jnp.linalg.norm(B)
+    usable = jnp.isfinite(ratio) & (ratio > 0)
+    return _LOWER_WEIGHT * jnp.where(usable, ratio, 1).astype(dtype) ** 2
+
+
+def _joint(rows, x, y, weight) -> Problem:
+    return Problem(
+        _no_upper,
+        _Distance(y, weight),
+        Polyhedron(A=rows[0], b=rows[1], A_eq=rows[2], b_eq=rows[3]),
+        y0=jnp.concatenate([x, y]),
+    )
+
+
+class _Distance(eqx.Module):
+    """`|z - x|^2 / 2`, and a little weight on the distance of `y` to `near`."""
+
+    near: Float[Array, " n"]
+    weight: Float[Array, ""]
+
+    def __call__(self, x, u):
+        z, y = u[: x.size], u[x.size :]
+        distance = 0.5 * jnp.sum((z - x) ** 2)
+        return distance + 0.5 * self.weight * jnp.sum((y - self.near) ** 2)
+
+
+def _no_upper(x, u):
+    return jnp.zeros((), u.dtype)
+
+
+def joint_rows(problem: Problem, d: int, dtype, coupled: bool, margin: Any = 1.0):
+    """All rows on `(x, y)`: `A, b, A_eq, b_eq`."""
+    n = ravel_pytree(problem.y0)[0].size if coupled else 0
+    less, equal = [], []
+    if coupled:
+        constraints, k = problem.constraints, problem.constraints.num_inequalities
+        A = constraints.matrix(n, dtype)
+        B = constraints.coupling_matrix(d, dtype)
+        both = jnp.concatenate([jnp.zeros((A.shape[0], d)) if B is None else B, A], 1)
+        # A little inside, or rounding would leave the lower level empty after all.
+        rhs = constraints.rhs(jnp.zeros(d, dtype))
+        scale = jnp.abs(rhs) + jnp.linalg.norm(both, axis=1)
+        shift = jnp.where(jnp.isfinite(rhs), 2 * tolerances(dtype).accept * scale, 0)
+        rhs = rhs.at[:k].add(-margin * shift[:k])
+        less.append((both[:k], rhs[:k]))
+        equal.append((both[k:], rhs[k:]))
+    domain = problem.domain
+    if domain is not None:
+        k = domain.num_inequalities
+        A = domain.matrix(d, dtype)
+        A = jnp.concatenate([A, jnp.zeros((A.shape[0], n), dtype)], axis=1)
+        rhs = domain.rhs(jnp.zeros(d, dtype)).astype(dtype)
+        less.append((A[:k], rhs[:k]))
+        equal.append((A[k:], rhs[k:]))
+    width = d + n
+    join = lambda parts: (
+        jnp.concatenate([A for A, _ in parts] or [jnp.zeros((0, width), dtype)]),
+        jnp.concatenate([b for _, b in parts] or [jnp.zeros(0, dtype)]),
+    )
+    return (*join(less), *join(equal))

@@ -1,0 +1,1 @@
+"""What a point is worth: stationarity and the assumptions of the theory."""

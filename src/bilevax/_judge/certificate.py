@@ -1,0 +1,315 @@
+"""How far `x` is from stationary, measured after the fact and independent of methods.
+
+The Goldstein measure at radius `delta` is the distance of zero to the convex hull of
+gradients of `F` in the ball of that radius around `x`. Gradients at finitely many
+random points give a smaller hull, hence an upper bound. With a domain, its normal cone
+at `x` is added to the hull.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PRNGKeyArray, PyTree
+
+from .._arguments import check_number, checked_key
+from .._implicit.feasible import onto_domain
+from .._implicit.hypergradient import hypergradient, staged
+from .._lower.choose import checked_solver
+from .._methods.polish import polish
+from .._problem.checks import checked_point
+from .._problem.perturbation import AbstractPerturbation
+from .._problem.problem import Problem
+from .._programs.quick import quick_jit
+from .._status import is_traced, status_name
+from .._tolerances import tolerances
+
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """An upper bound on the distance to stationarity, and how it came about.
+
+    - `measure`: the bound. For a perturbed objective the norm of a fixed combination,
+      estimated on fresh tilts, and `interval` its 95 % confidence interval.
+    - `radius`, `samples`: the ball, and how many points of it were used.
+    - `undefined`: points at which `F` is not defined (empty lower level, failures).
+    - `path`: pairs of a number of samples and the bound they gave.
+    - `gradient_error`: the largest estimated error of a gradient.
+    - `weights`: the convex combination.
+    """
+
+    measure: float
+    radius: float
+    samples: int
+    undefined: int
+    path: tuple[tuple[int, float], ...]
+    gradient_error: float
+    interval: tuple[float, float] | None = None
+    weights: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
+
+    def __str__(self):
+        text = (
+            f"distance of 0 to the Goldstein subdifferential at radius "
+            f"{self.radius:g}: at most {self.measure:.3e} ({self.samples} samples)"
+        )
+        if self.interval is not None:
+            text += f", 95 % interval {self.interval[0]:.2e} to {self.interval[1]:.2e}"
+        if self.undefined:
+            text += f"; F was undefined at {self.undefined} further points"
+        return text
+
+
+def certify(
+    problem: Problem,
+    x: PyTree,
+    radius: float | None = None,
+    *,
+    key: PRNGKeyArray | int,
+    num_samples: int | None = None,
+    perturbation: AbstractPerturbation | None = None,
+    num_tilts: int = 32,
+    delta_bar: float | None = None,
+) -> Certificate:
+    """Bound the distance of zero to the Goldstein subdifferential of `F` at `x`.
+
+    `radius` is that of the ball around `x`; the paper's `delta_bar`, by which name it
+    can still be given for one version.
+
+    With a `perturbation`, of the perturbed objective `E_q F_q`: the combination of
+    points is chosen on `num_tilts` tilts and its norm estimated on as many fresh ones,
+    because a hull over noisy gradients would fit the noise.
+    """
+    radius = _checked_radius(radius, delta_bar)
+    key = checked_key(key)
+    x = checked_point(problem, x)
+    flat, _ = ravel_pytree(x)
+    count = max(_BATCH, 10 * flat.size) if num_samples is None else num_samples
+    ball_key, choose_key, fresh_key = jr.split(key, 3)
+    points = _ball(problem, x, radius, count, ball_key)
+    if perturbation is None:
+        gradients, errors, fine = _gradients(problem, x, points, None, key, 1)
+    else:
+        gradients, errors, fine = _gradients(
+            problem, x, points, perturbation, choose_key, num_tilts
+        )
+    usable = gradients[fine].mean(axis=1)
+    cone = _normal_cone(problem, np.asarray(flat))
+    path = tuple(
+        (part, _min_norm(usable[:part], cone)[0])
+        for part in sorted({max(1, len(usable) * i // 8) for i in (1, 2, 4, 8)})
+        if len(usable)
+    )
+    measure, weights = _min_norm(usable, cone) if len(usable) else (np.inf, np.zeros(0))
+    interval = None
+    if perturbation is not None and len(usable):
+        chosen = np.flatnonzero(weights > 0)
+        fresh, more, still = _gradients(
+            problem,
+            x,
+            points[np.flatnonzero(fine)[chosen]],
+            perturbation,
+            fresh_key,
+            num_tilts,
+        )
+        weighted = np.tensordot(
+            weights[chosen], np.where(still[:, None, None], fresh, 0), 1
+        )
+        measure, interval = _norm_with_interval(weighted, cone)
+        errors = np.concatenate([errors, more])
+    return Certificate(
+        measure=float(measure),
+        radius=float(radius),
+        samples=int(fine.sum()),
+        undefined=int((~fine).sum()),
+        path=path,
+        gradient_error=float(np.max(errors, initial=0)),
+        interval=interval,
+        weights=weights,
+    )
+
+
+def _checked_radius(radius, delta_bar) -> float:
+    if delta_bar is not None:
+        if radius is not None:
+            raise ValueError("`delta_bar` is the former name of `radius`; give one.")
+        warnings.warn(
+            "`delta_bar` of `certify` is now called `radius`.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        radius = delta_bar
+    check_number(radius, "radius", "a positive radius", np.nextafter(0, 1))
+    return float(radius)
+
+
+def moreau(problem: Problem, x: PyTree, smoothing: float) -> float:
+    """The size of the gradient of the Moreau envelope of `F`, the measure of [S]SIGD.
+
+    `|x - z| / smoothing` with `z` the minimiser of `F(z) + |z - x|^2 / (2 smoothing)`.
+    """
+    x = checked_point(problem, x)
+    near = eqx.tree_at(
+        lambda p: p.upper, problem, _Proximal(problem.upper, x, smoothing)
+    )
+    e = hypergradient(near, x, throw=False)
+    length = smoothing * jnp.linalg.norm(ravel_pytree(e.grad)[0])
+    found = polish(near, x, e.lower, length)
+    gap = ravel_pytree(found.x)[0] - ravel_pytree(x)[0]
+    return float(jnp.linalg.norm(gap) / smoothing)
+
+
+class _Proximal(eqx.Module):
+    upper: Callable
+    centre: PyTree
+    smoothing: float
+
+    def __call__(self, x, y):
+        out = self.upper(x, y)
+        value = out[0] if isinstance(out, tuple) else out
+        gap = ravel_pytree(x)[0] - ravel_pytree(self.centre)[0]
+        return value + jnp.sum(gap**2) / (2 * self.smoothing)
+
+
+def _ball(problem: Problem, x, radius, count, key) -> np.ndarray:
+    """Uniform points of the ball, moved into the domain (which brings them closer)."""
+    flat, unravel = ravel_pytree(x)
+    points = _uniform(flat, radius, key, count)
+    if problem.domain is None:
+        return np.asarray(points)
+    inside = jax.vmap(lambda p: ravel_pytree(onto_domain(problem, unravel(p)))[0])
+    return np.asarray(jax.jit(inside)(points))
+
+
+@partial(jax.jit, static_argnums=3)
+def _uniform(flat, radius, key, count: int):
+    direction = jr.normal(key, (count, flat.size), flat.dtype)
+    direction = direction / jnp.linalg.norm(direction, axis=1, keepdims=True)
+    share = jr.uniform(jr.fold_in(key, 1), (count, 1), flat.dtype) ** (1 / flat.size)
+    return flat + radius * share * direction
+
+
+def _gradients(problem: Problem, x, points, law, key, num_tilts):
+    """Gradients (point, tilt, entry), their error estimates, and which points count."""
+    e = hypergradient(problem, x, throw=False)
+    flat, unravel = ravel_pytree(x)
+    num_tilts = 1 if law is None else num_tilts
+    jobs = [(i, r) for i in range(len(points)) for r in range(num_tilts)]
+    # A few points one after the other, with what was compiled for the first; many as
+    # a batch.
+    solver = checked_solver(problem, None, False)
+    usual = staged(problem, x, solver, problem.adjoint)
+    in_turn = usual and len(jobs) <= _BATCH
+    gradients = np.zeros((len(points), num_tilts, flat.size))
+    fine = np.ones((len(points), num_tilts), bool)
+    errors = np.zeros((len(points), num_tilts))
+    for first in range(0, len(jobs), _BATCH):
+        part = jobs[first : first + _BATCH]
+        # Batches of one size compile once.
+        full = part + [part[-1]] * (_BATCH - len(part))
+        keys = _keys(key, np.asarray([i * num_tilts + r for i, r in full]))
+        at = points[[i for i, _ in full]]
+        if in_turn:
+            found = [
+                _one(problem, at[i], keys[i] if law else None, law, e.lower, unravel)
+                for i in range(len(full))
+            ]
+            grads, usable, error = map(np.stack, zip(*found, strict=True))
+        else:
+            grads, usable, error = _batch(
+                problem, jnp.asarray(at), keys, law, e.lower, unravel
+            )
+        index = tuple(np.array(part).T)
+        gradients[index] = np.asarray(grads)[: len(part)]
+        fine[index] = np.asarray(usable)[: len(part)]
+        errors[index] = np.asarray(error)[: len(part)]
+    counts = np.asarray(fine.all(axis=1))
+    return gradients, np.where(fine, errors, 0), counts
+
+
+@jax.jit
+def _keys(key, numbers):
+    return jax.vmap(lambda n: jr.fold_in(key, n))(numbers)
+
+
+def _one(problem, point, key, law, warm, unravel):
+    here = problem
+    if law is not None:
+        here = problem.perturbed(law.sample(problem.y0, key=key))
+    e = hypergradient(here, unravel(point), warm=warm, quality=True, throw=False)
+    grad = ravel_pytree(e.grad)[0]
+    assert e.quality is not None
+    if not is_traced(grad):
+        # One by one: no operation on arrays, each of which would be a program.
+        grad = np.asarray(grad)
+        solved = status_name(e.lower.status) == "successful"
+        return grad, solved and np.isfinite(grad).all(), np.asarray(e.quality.bias)
+    usable = e.lower.success & jnp.all(jnp.isfinite(grad))
+    return grad, usable, e.quality.bias
+
+
+@quick_jit
+def _batch(problem, points, keys, law, warm, unravel):
+    one = lambda point, key: _one(problem, point, key, law, warm, unravel)
+    return jax.vmap(one)(points, keys)
+
+
+def _normal_cone(problem: Problem, x: np.ndarray) -> np.ndarray:
+    """Generators of the normal cone of the domain at `x`, as rows."""
+    domain = problem.domain
+    if domain is None:
+        return np.zeros((0, x.size))
+    A = np.asarray(domain.matrix(x.size, x.dtype))
+    rhs = np.asarray(domain.rhs(x))
+    k = domain.num_inequalities
+    norm = np.linalg.norm(A, axis=1)
+    scale = norm * (np.linalg.norm(x) + 1) + np.abs(np.where(np.isfinite(rhs), rhs, 0))
+    tight = np.abs(A @ x - rhs) <= tolerances(x.dtype).accept * scale
+    tight[k:] = True
+    both = np.concatenate([A[:k][tight[:k]], A[k:], -A[k:]])
+    lengths = np.linalg.norm(both, axis=1, keepdims=True)
+    return both / np.where(lengths > 0, lengths, 1)
+
+
+def _min_norm(gradients: np.ndarray, cone: np.ndarray) -> tuple[float, np.ndarray]:
+    """The shortest vector of hull + cone, and the weights in the hull.
+
+    Non-negative least squares: with columns `(g_i, 1)` and `(n_j, 0)` and the target
+    `(0, 1)`, the best weights are a multiple of the wanted ones.
+    """
+    # A quarter of the time that `import bilevax` would take.
+    from scipy.optimize import nnls
+
+    size = np.abs(gradients).max(initial=0)
+    if size == 0:
+        return 0.0, np.full(len(gradients), 1 / len(gradients))
+    matrix = np.vstack(
+        [
+            np.concatenate([gradients / size, cone]).T,
+            np.concatenate([np.ones(len(gradients)), np.zeros(len(cone))]),
+        ]
+    )
+    target = np.zeros(matrix.shape[0])
+    target[-1] = 1
+    w, _ = nnls(matrix, target, maxiter=50 * matrix.shape[1])
+    total = w[: len(gradients)].sum()
+    w = w / total
+    weights = w[: len(gradients)]
+    shortest = weights @ gradients + size * (w[len(gradients) :] @ cone)
+    return float(np.linalg.norm(shortest)), weights
+
+
+def _norm_with_interval(draws: np.ndarray, cone: np.ndarray):
+    """`|mean|` of independent vectors, up to the cone, with a 95 % interval."""
+    mean = draws.mean(axis=0)
+    spread = np.sqrt(draws.var(axis=0, ddof=1).sum() / len(draws))
+    size = _min_norm(mean[None], cone)[0]
+    return size, (max(0.0, size - 1.96 * spread), size + 1.96 * spread)

@@ -1,0 +1,208 @@
+"""Which assumptions of the theory hold at a point, in numbers and in words."""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
+
+from .._implicit.hypergradient import Evaluation, hypergradient
+from .._lower.dense import flatten
+from .._problem.checks import checked_point
+from .._problem.problem import Problem
+from .._status import has_value
+from .._tolerances import tolerances
+
+# Linear programs for compactness: two per variable.
+_COMPACT_LIMIT = 100
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One assumption: whether it holds here (None: not known), a number, and advice."""
+
+    assumption: str
+    needed_for: str
+    holds: bool | None
+    number: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All findings at one `x`; printing gives a table."""
+
+    findings: tuple[Finding, ...]
+    evaluation: Evaluation
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing that is known fails."""
+        return all(finding.holds is not False for finding in self.findings)
+
+    def __str__(self):
+        sign = {True: "yes", False: "NO", None: "?"}
+        return "\n".join(
+            f"{sign[f.holds]:>3}  {f.assumption} ({f.needed_for}): {f.text}"
+            for f in self.findings
+        )
+
+
+def explain(problem: Problem, x: PyTree) -> Explanation:
+    """Check the assumptions of `pro:diff` and of the convergence theorems at `x`."""
+    x = checked_point(problem, x)
+    e = hypergradient(problem, x, throw=False)
+    constraints = problem.constraints
+    n = ravel_pytree(problem.y0)[0].size
+    A = np.asarray(constraints.matrix(n, jnp.result_type(float)))
+    rhs = np.asarray(constraints.rhs(x), float)
+    k = constraints.num_inequalities
+    findings = [
+        _defined(e),
+        _convexity(problem, x, e, A),
+        _slater(A, rhs, k),
+        _independence(A, e),
+        _complementarity(e),
+        _compactness(A, rhs, k),
+    ]
+    return Explanation(tuple(findings), e)
+
+
+def _defined(e: Evaluation) -> Finding:
+    fine = has_value(e.status)
+    text = f"F(x) = {float(e.value):.6g}" if fine else e.message
+    return Finding("F is defined", "everything", fine, float(e.value), text)
+
+
+def _convexity(problem: Problem, x, e: Evaluation, A) -> Finding:
+    y = e.lower.y
+    if not bool(jnp.all(jnp.isfinite(ravel_pytree(y)[0]))):
+        y = problem.y0
+    hessian = _hessian(problem, x, y)
+    values = np.linalg.eigvalsh(hessian)
+    noise = len(values) * tolerances(hessian.dtype).eps * values[-1]
+    least = float(values[0])
+    holds: bool | None = bool(least > noise)
+    text = f"mu_g = {least:.3g} at this point (smallest eigenvalue of the Hessian)"
+    if not holds and has_value(e.status):
+        from scipy.linalg import null_space
+
+        # The answer is unique all the same, but a tilt may find an edge to go along.
+        free = null_space(A[np.asarray(e.lower.active)])
+        along = np.linalg.eigvalsh(free.T @ hessian @ free)
+        enough = f"is {along[0]:.3g}" if len(along) else "has nothing left to bend"
+        holds = None
+        text += f"; along what active constraints leave open it {enough}"
+    elif not holds:
+        text += "; add 0.5 * mu * |y|^2 to `lower`"
+    return Finding("ass:str_cvx_h, strong convexity", "pro:diff", holds, least, text)
+
+
+def _hessian(problem: Problem, x, y) -> np.ndarray:
+    @eqx.filter_jit
+    def hessian(problem, x, y):
+        return flatten(problem, x)[0].hessian(ravel_pytree(y)[0])
+
+    return np.asarray(hessian(problem, x, y))
+
+
+def linprog(*arguments, **named):
+    """SciPy's, imported late: it would take a quarter of `import bilevax`."""
+    from scipy.optimize import linprog
+
+    return linprog(*arguments, **named)
+
+
+def _slater(A, rhs, k) -> Finding:
+    """The largest distance by which all inequality rows can be met at once."""
+    norm = np.linalg.norm(A, axis=1)
+    finite = np.isfinite(rhs[:k])
+    if not finite.any():
+        text = "there are no inequality rows"
+        return Finding("ass:feas, Slater point", "Thm:Main", True, np.inf, text)
+    n = A.shape[1]
+    out = linprog(
+        np.r_[np.zeros(n), -1],
+        A_ub=np.c_[A[:k][finite], norm[:k][finite]],
+        b_ub=rhs[:k][finite],
+        A_eq=np.c_[A[k:], np.zeros(len(A) - k)] if len(A) > k else None,
+        b_eq=rhs[k:] if len(A) > k else None,
+        bounds=[(None, None)] * n + [(None, 1.0)],
+    )
+    slack = -out.fun if out.status == 0 else -np.inf
+    holds = bool(slack > 0)
+    shown = "at least 1" if slack >= 1 else f"{slack:.3g}"
+    text = f"some y keeps a distance of {shown} from every row"
+    if not holds:
+        text = (
+            "no y meets all rows with room to spare"
+            + (f" (best: {slack:.3g})" if np.isfinite(slack) else "; the set is empty")
+            + "; relax `b`, or move `x` away from the edge of the allowed set"
+        )
+    return Finding("ass:feas, Slater point", "Thm:Main", holds, float(slack), text)
+
+
+def _independence(A, e: Evaluation) -> Finding:
+    tight = np.asarray(e.lower.active | e.lower.weak)
+    rows = A[tight]
+    if len(rows) == 0:
+        text = "no row is active"
+        return Finding("ass:rank, LICQ", "pro:diff", True, np.inf, text)
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    least = np.linalg.svd(rows, compute_uv=False)
+    least = float(least[-1]) if len(rows) <= rows.shape[1] else 0.0
+    holds = least > np.sqrt(tolerances(A.dtype).eps)
+    text = f"{len(rows)} tight rows, smallest singular value {least:.3g} (unit rows)"
+    if not holds:
+        shared = bool(e.lower.shared_dependence)
+        text += (
+            "; they depend, but so do the rows of B: the gradient is still right"
+            if shared
+            else "; they depend and B does not share it: x is at a kink or an edge"
+        )
+    return Finding("ass:rank, LICQ", "pro:diff", bool(holds), least, text)
+
+
+def _complementarity(e: Evaluation) -> Finding:
+    margin = float(e.margin)
+    weak = np.flatnonzero(np.asarray(e.lower.weak))
+    holds = weak.size == 0 and not np.isnan(margin)
+    text = f"margin {margin:.3g} (smallest of max(multiplier, slack))"
+    if weak.size:
+        shown = ", ".join(map(str, weak[:8]))
+        text += (
+            f"; rows {shown} are weakly active: perturb the lower level (DSBLO does)"
+        )
+    return Finding("strict complementarity", "pro:diff", holds, margin, text)
+
+
+def _compactness(A, rhs, k) -> Finding:
+    """Bounded iff no direction leads out of the set for ever."""
+    name, use = "ass:sets, bounded lower set", "Thm:Main"
+    n = A.shape[1]
+    keep = np.r_[np.isfinite(rhs[:k]), np.ones(len(rhs) - k, bool)]
+    if n > _COMPACT_LIMIT:
+        text = f"not checked for more than {_COMPACT_LIMIT} variables"
+        return Finding(name, use, None, np.nan, text)
+    less, equal = A[:k][keep[:k]], A[k:]
+    for i in range(n):
+        for sign in (1.0, -1.0):
+            c = np.zeros(n)
+            c[i] = -sign
+            out = linprog(
+                c,
+                A_ub=less if len(less) else None,
+                b_ub=np.zeros(len(less)) if len(less) else None,
+                A_eq=equal if len(equal) else None,
+                b_eq=np.zeros(len(equal)) if len(equal) else None,
+                bounds=[(-1, 1)] * n,
+            )
+            if out.status == 0 and -out.fun > 1e-9:
+                text = (
+                    f"the set of y is unbounded (entry {i}); constants of the theory "
+                    "then hold on a region you state, see bilevax.theory"
+                )
+                return Finding(name, use, False, np.inf, text)
+    return Finding(name, use, True, 0.0, "the set of y is bounded")

@@ -1,0 +1,386 @@
+"""Deterministic descent on the unperturbed `F`, through its kinks.
+
+BFGS with a weak Wolfe line search: on non-smooth functions the inverse Hessian learns
+to step along the kink instead of zig-zagging across it, and where `F` is smooth the
+convergence is superlinear. From a point that sits on the kink no such search succeeds;
+then gradients of both sides are combined to the shortest one, as in bundle methods.
+Constraints on `x` become kinks too, by an exact penalty: the rows of a polyhedral
+domain as they are, a box and the edge of the set of `x` with a non-empty lower level
+through the nearest allowed point, since `F` may be undefined beyond. Written here
+because optax and optimistix stop at the first kink.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from .._constraints import Box, Polyhedron
+from .._implicit.feasible import Nearest, excess, moves, nearest
+from .._implicit.hypergradient import exact, staged
+from .._lower.base import LowerSolution
+from .._lower.choose import checked_solver
+from .._lower.dense import Unravel
+from .._problem.problem import Problem
+from .._programs.arrays import ravel, xp
+from .._programs.control import (
+    in_stages,
+    loop,
+    on_device,
+    on_host,
+    run_if,
+    stage_by_stage,
+)
+from .._programs.quick import quick_jit
+from .._status import Status, code_of, status_code
+from .._tolerances import tolerances
+
+# Searches in a row that may fail before the descent ends.
+_STALLS = 12
+
+
+class Polish(eqx.Module):
+    """Where the polish ended; `start_value` is `F` where it began.
+
+    `empty` counts the points at which the lower level had none, where nothing led back,
+    `undefined` those at which `F` or its gradient was not finite for another reason.
+    """
+
+    x: PyTree[Array]
+    value: Float[Array, ""]
+    start_value: Float[Array, ""]
+    steps: Int[Array, ""]
+    evaluations: Int[Array, ""]
+    empty: Int[Array, ""]
+    undefined: Int[Array, ""]
+
+
+class _Point(NamedTuple):
+    """`x`, the allowed point it stands for, `F` there, and how far `x` is outside.
+
+    `slope` and `push` are the gradients of `value` and `distance`.
+    """
+
+    x: Float[Array, " d"]
+    allowed: Float[Array, " d"]
+    value: Float[Array, ""]
+    distance: Float[Array, ""]
+    slope: Float[Array, " d"]
+    push: Float[Array, " d"]
+    lower: LowerSolution
+
+    def merit(self, weight) -> Float[Array, ""]:
+        return self.value + weight * self.distance
+
+    def grad(self, weight) -> Float[Array, " d"]:
+        return self.slope + weight * self.push
+
+
+class _Search(NamedTuple):
+    """A line search inside a BFGS iteration; one evaluation a trip."""
+
+    base: _Point
+    trial: _Point
+    inverse: Float[Array, "d d"]
+    shortest: Float[Array, " d"]
+    reach: Float[Array, ""]
+    direction: Float[Array, " d"]
+    low: Float[Array, ""]
+    high: Float[Array, ""]
+    length: Float[Array, ""]
+    tries: Int[Array, ""]
+    weight: Float[Array, ""]
+    fresh: Bool[Array, ""]
+    steps: Int[Array, ""]
+    evaluations: Int[Array, ""]
+    empty: Int[Array, ""]
+    undefined: Int[Array, ""]
+    stalls: Int[Array, ""]
+    raises: Int[Array, ""]
+    going: Bool[Array, ""]
+
+
+def polish(
+    problem: Problem,
+    x: PyTree[Array],
+    lower: LowerSolution,
+    length: Float[Array, ""],
+    max_evaluations: int = 2000,
+) -> Polish:
+    """Descend from `x`, with first steps of about `length`, until nothing improves.
+
+    `lower` is the lower-level solution at `x`.
+    """
+    solver = checked_solver(problem, None, False)
+    if staged(problem, x, solver, problem.adjoint, lower):
+        with stage_by_stage():
+            problem, x, lower, length = on_host((problem, x, lower, length))
+            return on_device(_polish(problem, x, lower, length, max_evaluations))
+    return _as_program(problem, x, lower, length, max_evaluations)
+
+
+def _polish(problem: Problem, x, lower, length, max_evaluations: int) -> Polish:
+    unravel, domain = Unravel.like(x), problem.domain
+
+    def search(s: _Search) -> _Search:
+        aim = _aim(domain, unravel, s)
+        return _searched(s, _evaluate(problem, unravel, aim, s.trial.lower), length)
+
+    start = _start(x, lower, length)
+    end = loop(lambda s: s.going, search, start, limit=max_evaluations)
+    return Polish(
+        x=unravel(end.base.allowed),
+        value=end.base.value,
+        start_value=xp.asarray(xp.nan),
+        steps=end.steps,
+        evaluations=end.evaluations,
+        empty=end.empty,
+        undefined=end.undefined,
+    )
+
+
+@quick_jit
+def _as_program(problem, x, lower, length, max_evaluations) -> Polish:
+    return _polish(problem, x, lower, length, max_evaluations)
+
+
+def _start(x, lower: LowerSolution, length) -> _Search:
+    flat = ravel(x)
+    zero, flat0 = xp.zeros((), flat.dtype), xp.zeros_like(flat)
+    blank = _Point(flat, flat, zero + xp.inf, zero, flat0, flat0, lower)
+    none = xp.asarray(0)
+    return _Search(
+        base=blank,
+        trial=blank,
+        inverse=xp.eye(flat.size, dtype=flat.dtype),
+        shortest=flat0,
+        reach=length + zero,
+        direction=flat0,
+        low=zero,
+        high=zero + xp.inf,
+        length=zero,
+        tries=none,
+        weight=zero,
+        fresh=xp.asarray(True),
+        steps=none,
+        evaluations=none,
+        empty=none,
+        undefined=none,
+        stalls=none,
+        raises=none,
+        going=xp.asarray(True),
+    )
+
+
+def _searched(s: _Search, new: _Point, length) -> _Search:
+    """After an evaluation at the trial point: what to try next."""
+    tol, eye = tolerances(new.x.dtype), xp.eye(new.x.size, dtype=new.x.dtype)
+    first = s.evaluations == 0
+    weight = xp.where(first, 4 * xp.linalg.norm(new.slope), s.weight)
+    start, now = s.base.merit(weight), new.merit(weight)
+    old_grad, new_grad = s.base.grad(weight), new.grad(weight)
+    slope = old_grad @ s.direction
+    # A NaN or an empty lower level compares false and shortens the step.
+    lower_enough = now <= start + 1e-4 * s.length * slope
+    flat_enough = new_grad @ s.direction >= 0.5 * slope
+    accept = first | (lower_enough & flat_enough)
+    low = xp.where(lower_enough, s.length, s.low)
+    high = xp.where(lower_enough, s.high, s.length)
+    longer = xp.where(xp.isinf(high), 2 * low, 0.5 * (low + high))
+    given_up = ~accept & (s.tries >= 30)
+    # A search that ran out of digits still keeps what it gained.
+    take = accept | (given_up & lower_enough & (now < start))
+
+    moved = new.x - s.base.x
+    inverse = xp.where(
+        take & ~first,
+        _bfgs(s.inverse, moved, new_grad - old_grad, s.fresh),
+        s.inverse,
+    )
+    inverse = xp.where(given_up, eye, inverse)
+    base = _where(take, new, s.base)
+    drop = start - base.merit(weight)
+    small = drop <= 4 * tol.eps * (xp.abs(start) + xp.abs(drop))
+    stalls = s.stalls + xp.where(take, _STALLS // 3, given_up)
+    stalls = xp.where(first | (take & ~small), 0, stalls)
+    # An end outside the allowed set asks for a heavier penalty.
+    size = length + xp.linalg.norm(base.x)
+    outside = (stalls >= _STALLS) & (base.distance > tol.accept * size)
+    heavier = outside & (s.raises < 6)
+    weight = xp.where(heavier, 10 * weight, weight)
+    weight = xp.maximum(weight, 2 * xp.linalg.norm(base.slope))
+    fresh = first | heavier
+    inverse = xp.where(heavier, eye, inverse)
+    stalls = xp.where(heavier, 0, stalls)
+
+    # Both sides of a kink that stopped the search, in one direction along it.
+    usable = xp.isfinite(now) & xp.all(xp.isfinite(new_grad))
+    shortest = _shortest(s.shortest, new_grad)
+    shortest = xp.where(given_up & ~take & ~fresh & usable, shortest, base.grad(weight))
+    direction = -(inverse @ shortest)
+    # A first step in units of the problem; afterwards BFGS knows its own length.
+    size = xp.linalg.norm(direction)
+    reach = xp.where(take, xp.linalg.norm(moved), 0.5 * s.reach)
+    reach = xp.where(fresh, length, reach)
+    direction = xp.where(
+        fresh | given_up,
+        direction * reach / xp.where(size > 0, size, 1),
+        direction,
+    )
+    next_search = take | given_up
+    no_point = code_of(new.lower.status) == code_of(Status.infeasible)
+    return _Search(
+        base=base,
+        trial=new,
+        inverse=inverse,
+        shortest=xp.where(next_search, shortest, s.shortest),
+        reach=xp.where(next_search, reach, s.reach),
+        direction=xp.where(next_search, direction, s.direction),
+        low=xp.where(next_search, 0, low),
+        high=xp.where(next_search, xp.inf, high),
+        length=xp.where(next_search, 1, longer),
+        tries=xp.where(next_search, 0, s.tries + 1),
+        weight=weight,
+        fresh=fresh | given_up | (s.fresh & ~take),
+        steps=s.steps + (take & ~first),
+        evaluations=s.evaluations + 1,
+        empty=s.empty + no_point,
+        undefined=s.undefined + (~usable & ~no_point),
+        stalls=stalls,
+        raises=s.raises + heavier,
+        going=~((stalls >= _STALLS) | ~xp.isfinite(base.value) | (size == 0)),
+    )
+
+
+def _shortest(a, b):
+    """The shortest vector between `a` and `b`."""
+    gap = a - b
+    length = gap @ gap
+    share = xp.where(length > 0, a @ gap / xp.where(length > 0, length, 1), 0)
+    return a - xp.clip(share, 0, 1) * gap
+
+
+def _bfgs(inverse, s, y, fresh):
+    """The inverse update; a fresh identity is scaled to the first pair."""
+    sy = s @ y
+    usable = sy > 0
+    sy = xp.where(usable, sy, 1)
+    yy = y @ y
+    scale = xp.where(fresh, sy / xp.where(yy > 0, yy, 1), 1)
+    inverse = scale * inverse
+    Hy = inverse @ y
+    update = (1 + y @ Hy / sy) * xp.outer(s, s) / sy
+    update = update - (xp.outer(s, Hy) + xp.outer(Hy, s)) / sy
+    return xp.where(usable, inverse + update, inverse)
+
+
+class _Aim(NamedTuple):
+    """Where to look: `x`, the point of the domain it stands for, and that as a tree."""
+
+    x: Float[Array, " d"]
+    allowed: Float[Array, " d"]
+    tree: PyTree[Array]
+
+
+def _aim(domain, unravel: Unravel, s: _Search) -> _Aim:
+    x = s.base.x + s.length * s.direction
+    allowed = x
+    if isinstance(domain, Box):
+        low, high = ravel(domain.lower), ravel(domain.upper)
+        allowed = xp.clip(x, low, high)
+    return _Aim(x, allowed, unravel(allowed))
+
+
+def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
+    """`F` at the allowed point that `x` stands for, and the distance of `x` to it."""
+    solve, domain = exact(problem), problem.domain
+    if not moves(problem):
+        e = solve(aim.tree, warm)
+        return _inside(domain, aim, e.value, e.grad, e.lower)
+    if in_stages():
+        e = solve(aim.tree, warm)
+        if status_code(e.status) != status_code(Status.infeasible):
+            return _inside(domain, aim, e.value, e.grad, e.lower)
+        near = on_host(_nearest(problem, aim.x))
+        e = solve(unravel(near.x), e.lower)
+        grad = on_host(_pull_back(near, ravel(e.grad)))
+        return _placed(domain, aim.x, near.x, e.value, grad, e.lower)
+
+    # Where the lower level is empty: the nearest point where it is not.
+    x = aim.x
+
+    def find_nearest() -> Nearest:
+        return nearest(problem, x, coupled=True)
+
+    def attempt(carry):
+        lower, outside, *_ = carry
+        arrays, rest = eqx.partition(blank, eqx.is_array)
+        find = lambda _: eqx.filter(find_nearest(), eqx.is_array)
+        near = eqx.combine(run_if(outside, find, arrays), rest)
+        point = xp.where(outside, near.x, aim.allowed)
+        e = solve(unravel(point), lower)
+        flat = ravel(e.grad)
+        kept = _kept_inside(problem.domain, x, flat)
+        grad = run_if(outside, lambda _: near.pull_back(flat), kept)
+        empty = (e.status == Status.infeasible) & ~outside
+        return e.lower, outside | empty, empty, point, e.value, grad
+
+    blank = jax.tree.map(
+        lambda leaf: (
+            xp.zeros(leaf.shape, leaf.dtype)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else leaf
+        ),
+        eqx.filter_eval_shape(find_nearest),
+    )
+    no, yes, zero = xp.asarray(False), xp.asarray(True), xp.zeros((), x.dtype)
+    lower, _, _, allowed, value, grad = loop(
+        lambda c: c[2], attempt, (warm, no, yes, x, zero, x), limit=2
+    )
+    return _placed(domain, x, allowed, value, grad, lower)
+
+
+@quick_jit
+def _nearest(problem: Problem, x) -> Nearest:
+    return nearest(problem, x, coupled=True)
+
+
+@quick_jit
+def _pull_back(near: Nearest, v):
+    return near.pull_back(v)
+
+
+def _kept_inside(domain, x, grad):
+    """The gradient where a box lets `x` move: outside, and at a bound where descent
+    points outwards, `x` changes nothing."""
+    if not isinstance(domain, Box):
+        return grad
+    low, high = ravel(domain.lower), ravel(domain.upper)
+    outside = (x < low) | (x > high)
+    held = ((x == low) & (grad > 0)) | ((x == high) & (grad < 0))
+    return xp.where(outside | held, 0, grad)
+
+
+def _inside(domain, aim: _Aim, value, grad, lower) -> _Point:
+    grad = _kept_inside(domain, aim.x, ravel(grad))
+    return _placed(domain, aim.x, aim.allowed, value, grad, lower)
+
+
+def _placed(domain, x, allowed, value, grad, lower) -> _Point:
+    point = _point(x, allowed, value, grad, lower)
+    if not isinstance(domain, Polyhedron):
+        return point
+    over, push = excess(domain, x)
+    return point._replace(distance=point.distance + over, push=point.push + push)
+
+
+def _point(x, allowed, value, grad, lower) -> _Point:
+    away = x - allowed
+    distance = xp.linalg.norm(away)
+    push = xp.where(distance > 0, away / xp.where(distance > 0, distance, 1), 0)
+    return _Point(x, allowed, value, distance, grad, push, lower)
+
+
+def _where(predicate, new, old):
+    return jax.tree.map(lambda a, b: xp.where(predicate, a, b), new, old)

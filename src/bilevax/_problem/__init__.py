@@ -1,0 +1,1 @@
+"""What is to be solved: problems, their data and their tilts."""

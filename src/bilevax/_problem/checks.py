@@ -1,0 +1,156 @@
+"""Whether the parts of a problem fit each other, told before anything is solved."""
+
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from .._constraints import Box, Polyhedron, check_box, check_not_empty, tree_as_float
+
+
+def checked_point(problem: Any, x: PyTree) -> PyTree[Array]:
+    """`x` as floating arrays that fit the problem, or a `ValueError`."""
+    x = tree_as_float(x, "x")
+    if not jax.tree.leaves(x):
+        raise ValueError("`x` must hold at least one array; got an empty tree.")
+    problem.constraints.check_x(x)
+    if problem.domain is not None:
+        inside = problem.domain.start()
+        if isinstance(problem.domain, Polyhedron):
+            size = ravel_pytree(x)[0].size
+            if inside is not None and inside.size != size:
+                raise ValueError(
+                    "`domain` must have one column per entry of `x`; expected "
+                    f"{size} columns, got {inside.size}."
+                )
+        else:
+            check_like(x, inside, "x", "domain")
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((x, problem.y0))}
+    # Who names the solver knows what it does in the precision at hand.
+    low = any(jnp.finfo(dtype).bits < 64 for dtype in dtypes)
+    if low and problem.solver is None:
+        _warn_low_precision()
+    return x
+
+
+def check_functions(problem: Any, x: PyTree[Array]) -> None:
+    """Raise a `ValueError` if `upper` or `lower` cannot be evaluated at `(x, y)`.
+
+    Called while tracing, so that a compiled call does not pay for it again.
+    """
+    for function, name in (
+        (problem.upper_value, "upper"),
+        (problem.lower_value, "lower"),
+    ):
+        try:
+            jax.eval_shape(function, x, problem.y0)
+        except ValueError:
+            raise
+        except (TypeError, IndexError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"`{name}(x, y)` could not be evaluated with x of shape "
+                f"{_shapes(x)} and y of shape {_shapes(problem.y0)}: {error}"
+            ) from error
+
+
+_low_precision_warned = False
+
+
+def _warn_low_precision():
+    global _low_precision_warned
+    if not _low_precision_warned:
+        _low_precision_warned = True
+        warnings.warn(
+            "bilevax runs below float64: tolerances are loosened to what the dtype "
+            "can reach and kinks closer than that are flagged. For exact active sets "
+            'call jax.config.update("jax_enable_x64", True) at the start of your '
+            "program.",
+            stacklevel=4,
+        )
+
+
+def checked_start(constraints, y0):
+    like = constraints.start()
+    if y0 is None:
+        if like is None:
+            raise ValueError(
+                "`y0` is needed: the constraints have no rows, so the shape of `y` is "
+                "unknown."
+            )
+        return like
+    y0 = tree_as_float(y0, "y0")
+    check_not_empty(y0, "y0")
+    if isinstance(constraints, Polyhedron):
+        size = sum(leaf.size for leaf in jax.tree.leaves(y0))
+        if like is not None and like.size != size:
+            raise ValueError(
+                "`A` must have one column per entry of `y0`; expected "
+                f"{size} columns, got {like.size}."
+            )
+    else:
+        check_like(y0, like, "y0", "constraints")
+    # One precision for all of the lower level, the higher one.
+    dtype = jnp.result_type(*jax.tree.leaves((y0, like)))
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), y0)
+
+
+def checked_domain(domain):
+    if domain is None:
+        return None
+    if not isinstance(domain, Box | Polyhedron):
+        raise ValueError(
+            f"`domain` must be a Box or a Polyhedron; got {type(domain).__name__}."
+        )
+    if isinstance(domain, Polyhedron):
+        if domain.B is not None or domain.B_eq is not None:
+            raise ValueError(
+                "`domain` is read as {x : A x <= b, A_eq x = b_eq} and takes no `B`."
+            )
+    else:
+        check_box(domain, "x")
+    return domain
+
+
+def check_like(tree, like, name: str, like_name: str) -> None:
+    """Raise a `ValueError` if `tree` differs from `like` in structure or shapes."""
+    if jax.tree.structure(tree) != jax.tree.structure(like):
+        raise ValueError(
+            f"`{name}` must have the tree structure of `{like_name}`; expected "
+            f"{jax.tree.structure(like)}, got {jax.tree.structure(tree)}."
+        )
+    if _shapes(tree) != _shapes(like):
+        raise ValueError(
+            f"`{name}` must have the shapes of `{like_name}`; expected "
+            f"{_shapes(like)}, got {_shapes(tree)}."
+        )
+
+
+def _shapes(tree):
+    shapes = jax.tree.map(jnp.shape, tree)
+    return shapes
+
+
+def scalar(value, name: str) -> Array:
+    if value is None:
+        raise ValueError(
+            f"`{name}(x, y)` must return a scalar; got None. Is a `return` missing?"
+        )
+    if not eqx.is_array_like(value):
+        raise ValueError(
+            f"`{name}(x, y)` must return a scalar; got {type(value).__name__}. Only "
+            "`upper` may return a pair, of its value and auxiliary output."
+        )
+    value = jnp.asarray(value)
+    if value.shape != ():
+        raise ValueError(f"`{name}(x, y)` must return a scalar; got {value.shape}.")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"`{name}(x, y)` must return a real floating number, for it is "
+            f"differentiated; got dtype {value.dtype}. Convert it with `jnp.real` or "
+            "`.astype(float)`, or look for a comparison or a rounding in it."
+        )
+    return value

@@ -1,0 +1,224 @@
+"""Bilevel problems: deterministic and tilted.
+
+Randomness transforms problems, not algorithms: `draw` fixes the data sample,
+`perturbed` adds the tilt, and solvers see an ordinary deterministic problem.
+"""
+
+import abc
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from .._constraints import (
+    AbstractConstraints,
+    Box,
+    Polyhedron,
+    tree_as_float,
+)
+from .._programs.modules import made, plain_method, with_fields
+from .checks import check_like, checked_domain, checked_start, scalar
+from .perturbation import tree_add
+
+
+class AbstractProblem(eqx.Module):
+    """Anything that gives a `Problem` once a data sample is drawn."""
+
+    @abc.abstractmethod
+    def draw(self, key: PRNGKeyArray, step: Any = None) -> "Problem":
+        """The problem at one sample `xi`.
+
+        `step` is the number of the step that asks, for samples that go through the
+        data in epochs; without it rows are drawn with replacement.
+        """
+
+    @abc.abstractmethod
+    def assuming_feasible(self) -> "AbstractProblem":
+        """The same problem with the promise `always_feasible`."""
+
+    def absorbed(self, x: PyTree[Array], aux: Any) -> PyTree[Array]:
+        """`x` after a step whose evaluation of `f` left the auxiliary output `aux`.
+
+        For parts of `x` that are set, not optimised: running statistics.
+        """
+        return x
+
+
+class Problem(AbstractProblem):
+    """`min_x f(x, y*(x))` with `y*(x) = argmin_y { g(x, y) : y in Y(x) }`.
+
+    - `upper`: `f(x, y)`, a scalar, or a pair of a scalar and auxiliary output.
+    - `lower`: `g(x, y)`, a scalar, strongly convex in `y`; at least convex, and
+      strongly so along the directions that active constraints leave open.
+    - `constraints`: the set `Y(x)`; None for no constraints.
+    - `y0`: where lower solvers start. Needed only where the constraints do not fix the
+      structure of `y` (no rows, or a pytree `y` in a `Polyhedron`).
+    - `domain`: an optional set for `x`, a `Box` or a `Polyhedron` without `B`.
+    - `always_feasible`: a promise that the lower level has a point at every `x` that
+      will be visited, so that methods need no way back from where it has none.
+    - `solver`, `adjoint`: how the lower level and its derivative are computed where a
+      call does not say; by default the library chooses.
+    - `members`: where `y` is a minibatch of a larger whole, which members of it these
+      are, one number per entry of the leading axis. A tilt that is drawn once for a
+      run then belongs to the member, not to its place in the batch.
+
+    `lower` may be an `AbstractLocalLower`, a model that is built around each `x`.
+    `x` and `y` are any pytrees of floating arrays.
+    """
+
+    upper: Callable
+    lower: Callable
+    constraints: AbstractConstraints
+    y0: PyTree[Array]
+    domain: Box | Polyhedron | None
+    always_feasible: bool = eqx.field(static=True)
+    solver: Any
+    adjoint: Any
+    members: Int[Array, " batch"] | None
+
+    def __init__(
+        self,
+        upper,
+        lower,
+        constraints=None,
+        *,
+        y0=None,
+        domain=None,
+        always_feasible=False,
+        solver=None,
+        adjoint=None,
+        members=None,
+    ):
+        for name, function in (("upper", upper), ("lower", lower)):
+            if not callable(function):
+                raise ValueError(
+                    f"`{name}` must be a function of `(x, y)`; got "
+                    f"{type(function).__name__}."
+                )
+        constraints = Polyhedron() if constraints is None else constraints
+        if not isinstance(constraints, AbstractConstraints):
+            raise ValueError(
+                "`constraints` must be a Polyhedron, a Box or a Simplex; got "
+                f"{type(constraints).__name__}."
+            )
+        self.upper, self.lower, self.constraints = upper, lower, constraints
+        self.y0 = checked_start(constraints, y0)
+        self.domain = checked_domain(domain)
+        self.always_feasible = bool(always_feasible)
+        self.solver, self.adjoint, self.members = solver, adjoint, members
+
+    def draw(self, key, step=None):
+        return self
+
+    def assuming_feasible(self):
+        return Problem(
+            self.upper,
+            self.lower,
+            self.constraints,
+            y0=self.y0,
+            domain=self.domain,
+            always_feasible=True,
+            solver=self.solver,
+            adjoint=self.adjoint,
+            members=self.members,
+        )
+
+    @plain_method
+    def localised(self, x: PyTree[Array]) -> "Problem":
+        """The same problem with a lower level that was built around `x`."""
+        if not isinstance(self.lower, AbstractLocalLower):
+            return self
+        lower = self.lower.at(jax.lax.stop_gradient(x))
+        return eqx.tree_at(lambda p: p.lower, self, lower)
+
+    def perturbed(self, q: PyTree[Array]) -> "Problem":
+        """The same problem with `<q, y>` added to the lower objective."""
+        q = tree_as_float(q, "q")
+        check_like(q, self.y0, "q", "y")
+        lower = self.lower
+        if isinstance(lower, _Tilted | _TiltedLocal):
+            lower, q = lower.lower, tree_add(lower.q, q)
+        local = isinstance(lower, AbstractLocalLower)
+        tilted = _TiltedLocal(lower, q) if local else _Tilted(lower, q)
+        return eqx.tree_at(lambda p: p.lower, self, tilted)
+
+    @plain_method
+    def upper_value(self, x, y) -> tuple[Float[Array, ""], Any]:
+        """`f(x, y)` and its auxiliary output (None where there is none)."""
+        out = self.upper(x, y)
+        if isinstance(out, tuple) and len(out) != 2:
+            raise ValueError(
+                "`upper(x, y)` must return a scalar, or a pair of a scalar and "
+                f"auxiliary output; got a tuple of {len(out)}. Put all auxiliary "
+                "output into one tuple."
+            )
+        value, aux = out if isinstance(out, tuple) else (out, None)
+        return scalar(value, "upper"), aux
+
+    @plain_method
+    def lower_value(self, x, y) -> Float[Array, ""]:
+        """`g(x, y)`."""
+        return scalar(self.lower(x, y), "lower")
+
+
+def tilted(problem: Problem, q: PyTree[Array]) -> Problem:
+    """`perturbed` for the steps of a run, which cannot wait: nothing is checked."""
+    lower = problem.lower
+    if isinstance(lower, _Tilted | _TiltedLocal):
+        lower, q = lower.lower, jax.tree.map(operator.add, lower.q, q)
+    return with_fields(problem, lower=made(_Tilted, lower=lower, q=q))
+
+
+def bare(problem: Problem) -> Problem:
+    """Both levels alone: what stages know, whatever surrounds the problem."""
+    return with_fields(
+        problem,
+        domain=None,
+        always_feasible=True,
+        solver=None,
+        adjoint=None,
+        members=None,
+    )
+
+
+class AbstractLocalLower(eqx.Module):
+    """A lower objective that is built around each `x` at which `F` is asked for.
+
+    `at(x)` gives the objective there. What it computes on the way, such as the point
+    around which a loss is linearised, counts as constant in derivatives.
+    """
+
+    @abc.abstractmethod
+    def at(self, x: PyTree[Array]) -> Callable:
+        """The lower objective `(x, y) -> g` around `x`."""
+
+    def __call__(self, x, y):
+        return self.at(jax.lax.stop_gradient(x))(x, y)
+
+
+class _Tilted(eqx.Module):
+    """`g(x, y) + <q, y>`; a Module, so that a new tilt does not recompile."""
+
+    lower: Callable
+    q: PyTree[Array]
+
+    def __call__(self, x, y):
+        tilt = sum(
+            jnp.sum(q * y)
+            for q, y in zip(jax.tree.leaves(self.q), jax.tree.leaves(y), strict=True)
+        )
+        return scalar(self.lower(x, y), "lower") + tilt
+
+
+class _TiltedLocal(AbstractLocalLower):
+    """A local model with `<q, y>` added; the tilt does not move where it is built."""
+
+    lower: AbstractLocalLower
+    q: PyTree[Array]
+
+    def at(self, x):
+        return _Tilted(self.lower.at(x), self.q)

@@ -1,0 +1,1 @@
+"""How calls become programs: stages, NumPy or JAX, compilation, room for it."""

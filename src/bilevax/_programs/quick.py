@@ -1,0 +1,64 @@
+"""Programs that a person waits for: compile fast rather than run a little faster."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .._status import is_traced
+from .control import alone, compiler_options
+from .room import make_room
+
+
+class _Traces:
+    """How often a function was traced, and how often when there was room last."""
+
+    def __init__(self):
+        self.count, self.seen = 0, 0
+
+
+_traces = _Traces()
+
+
+def quick_jit(function: Callable) -> Callable:
+    """`eqx.filter_jit` with these options; inside another program, a part of it."""
+
+    @functools.wraps(function)
+    def traced(*arguments, **named):
+        _traces.count += 1
+        return function(*arguments, **named)
+
+    @functools.cache
+    def compiled(transformed: bool):
+        # JAX takes options outside of transformations only.
+        options = None if transformed else compiler_options()
+        named: dict[str, Any] = {} if options is None else {"compiler_options": options}
+        return eqx.filter_jit(traced, **named)
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        if in_program():
+            # Part of another program, and of its branches.
+            return traced(*arguments, **named)
+        transformed = is_traced((arguments, named))
+        if not transformed and _traces.count > _traces.seen:
+            _traces.seen = _traces.count
+            make_room()
+        with alone():
+            return compiled(transformed)(*arguments, **named)
+
+    return call
+
+
+def in_program() -> bool:
+    """Whether this call is part of a program that is being compiled."""
+    return is_traced(_constant())
+
+
+@jax.jit
+def _constant():
+    """A tracer inside a `jit`, whatever the arguments of the call are."""
+    return jnp.zeros(())

@@ -1,0 +1,1 @@
+"""Images from local files, and batches of them."""

@@ -1,0 +1,140 @@
+"""Calls from Python run stage by stage, inside `jit` as a program: the same functions.
+
+The two ways agree to rounding, and which way is taken depends on the call alone.
+"""
+
+import ast
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+
+import bilevax as bx
+from bilevax._driver.steps import runs_in_stages
+from bilevax._implicit.hypergradient import staged
+from bilevax._programs.control import loop
+
+from .test_architecture import ROOT
+
+KEY = jax.random.key(0)
+
+
+def follower(data, x, y):
+    z = y - data["c"] - x[0] * data["d"]
+    return 0.5 * z @ data["H"] @ z + data["bend"] * jnp.sum(jnp.exp(0.3 * y))
+
+
+def leader(data, x, y):
+    return jnp.sum((y - 1) ** 2) + x @ x
+
+
+def problem_of(data, **more):
+    rows = bx.Polyhedron(A=data["A"], B=data["B"], b=data["b"])
+    return bx.Problem(Partial(leader, data), Partial(follower, data), rows, **more)
+
+
+def random_data(rng, bend, n=4, k=7):
+    root = rng.normal(size=(n, n))
+    return dict(
+        H=jnp.asarray(root @ root.T + np.eye(n)),
+        c=jnp.asarray(2 * rng.normal(size=n)),
+        d=jnp.asarray(rng.normal(size=n)),
+        A=jnp.asarray(rng.normal(size=(k, n))),
+        B=jnp.asarray(0.2 * rng.normal(size=(k, 2))),
+        b=jnp.asarray(rng.uniform(0.2, 1, size=k)),
+        bend=jnp.asarray(bend),
+    )
+
+
+@jax.jit
+def as_program(data, x):
+    return bx.hypergradient(problem_of(data), x, throw=False)
+
+
+@pytest.mark.parametrize("bend", [0.0, 1.0])
+def test_stages_and_the_program_agree(bend):
+    rng = np.random.default_rng(int(bend))
+    for _ in range(12):
+        data, x = random_data(rng, bend), jnp.asarray(rng.normal(size=2))
+        one = bx.hypergradient(problem_of(data), x, throw=False)
+        other = as_program(data, x)
+        assert bx.status_name(one.status) == bx.status_name(other.status)
+        np.testing.assert_allclose(one.value, other.value, rtol=1e-11)
+        np.testing.assert_allclose(one.grad, other.grad, rtol=1e-8, atol=1e-10)
+        np.testing.assert_array_equal(one.lower.active, other.lower.active)
+        again = bx.hypergradient(problem_of(data), x, warm=other.lower, throw=False)
+        np.testing.assert_allclose(again.grad, one.grad, rtol=1e-8, atol=1e-10)
+
+
+def test_eager_transformations_are_programs():
+    data = random_data(np.random.default_rng(3), 0.5)
+    problem, xs = problem_of(data), jnp.asarray([[0.1, 0.2], [-0.3, 0.4]])
+    value = lambda x: bx.hypergradient(problem, x, throw=False).value
+    gradients = jax.vmap(lambda x: bx.hypergradient(problem, x, throw=False).grad)(xs)
+    for x, gradient in zip(xs, gradients, strict=True):
+        alone = bx.hypergradient(problem, x)
+        np.testing.assert_allclose(gradient, alone.grad, rtol=1e-9)
+        np.testing.assert_allclose(jax.jit(value)(x), alone.value, rtol=1e-12)
+
+
+def test_the_way_of_a_run_depends_on_the_run_alone():
+    problem = problem_of(random_data(np.random.default_rng(4), 0.0))
+    assert runs_in_stages(problem, bx.DSBLO(), 300)
+    assert not runs_in_stages(problem, bx.DSBLO(), 5000)
+    assert not runs_in_stages(problem, bx.DSIGD(), 300)
+    products = problem_of(
+        random_data(np.random.default_rng(4), 0.0), adjoint=bx.ConjugateGradient()
+    )
+    assert not staged(products, jnp.zeros(2), bx.ActiveSet(), products.adjoint)
+
+
+def test_a_run_in_stages_takes_the_steps_of_the_program(monkeypatch):
+    problem = problem_of(random_data(np.random.default_rng(5), 0.3))
+    short: Any = dict(x0=jnp.ones(2), key=KEY, num_steps=25, throw=False)
+    stages = bx.solve(problem, bx.DSBLO(), **short)
+    monkeypatch.setattr("bilevax._driver.steps._SHORT", 0)
+    program = bx.solve(problem, bx.DSBLO(), **short)
+    np.testing.assert_allclose(stages.stochastic[0], program.stochastic[0], rtol=1e-9)
+    np.testing.assert_allclose(stages.value, program.value, rtol=1e-9)
+    for name in ("value", "move", "tilt", "momentum_norm"):
+        np.testing.assert_allclose(
+            stages.history[name], program.history[name], rtol=1e-7, atol=1e-12
+        )
+
+
+def test_an_empty_lower_level_is_left_in_stages_too():
+    rows = bx.Polyhedron(
+        A=jnp.array([[1.0], [-1.0]]),
+        B=jnp.array([[-1.0], [0.0]]),
+        b=jnp.array([0, 0.0]),
+    )
+    problem = bx.Problem(
+        lambda x, y: (x[0] + 2) ** 2 + y[0], lambda x, y: 0.5 * y[0] ** 2, rows
+    )
+    solution = bx.solve(problem, bx.DSBLO(), jnp.array([1.0]), key=KEY, num_steps=60)
+    assert np.any(solution.history["recovered"] > 0)
+    np.testing.assert_allclose(solution.x, [0.0], atol=1e-7)
+
+
+def test_a_loop_in_a_batch_ends_for_every_member():
+    # Halving from a step that the condition and the body might round differently.
+    halve = lambda x: loop(
+        lambda s: x * s * s > 0.1 * x, lambda s: s / 2, x * 0 + 1, 40
+    )
+    xs = jnp.asarray(np.random.default_rng(0).uniform(size=1000))
+    assert jnp.all(jax.jit(jax.vmap(halve))(xs) == 0.25)
+
+
+def test_loops_stand_in_one_file():
+    """`lax.while_loop` decides twice under vmap; only whole steps are counted so."""
+    allowed = {"_control.py", "_run.py"}
+    for path in ROOT.rglob("*.py"):
+        names = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+        }
+        assert path.name in allowed or not names & {"while_loop", "cond"}, path
