@@ -130,7 +130,7 @@ def test_a_loop_in_a_batch_ends_for_every_member():
 
 def test_loops_stand_in_one_file():
     """`lax.while_loop` decides twice under vmap; only whole steps are counted so."""
-    allowed = {"_control.py", "_run.py"}
+    allowed = {"control.py", "run.py"}
     for path in ROOT.rglob("*.py"):
         names = {
             node.attr

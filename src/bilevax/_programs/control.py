@@ -2,7 +2,7 @@
 
 A stage is a function from arrays to arrays that knows functions of the problem. It is
 compiled on its own when a call runs stage by stage, and a part of the program when it
-does not. Stage by stage, all else is NumPy (see `_arrays.py`), and branches and loops
+does not. Stage by stage, all else is NumPy (see `arrays.py`), and branches and loops
 are Python's own `if` and `while`: what is not needed is not even compiled. In a program
 they are loops of XLA with three rules, which keep a batch from waiting for members that
 asked for nothing:
