@@ -152,7 +152,11 @@ def raise_on_failure(result, what: str):
     """
     if is_traced(result.status):
         return
-    if bool(jnp.all(result.success & (result.status != Status.adjoint_limit))):
+    codes = np.ravel(result.status._value)
+    if not codes.any():
+        return
+    names = {_NAMES[code] for code in codes.tolist()}
+    if names <= set(_WITH_VALUE) - {"adjoint_limit"}:
         return
     text = message(result.status)
     raise BilevelError(f"{what} failed. {text}", result.status, result)

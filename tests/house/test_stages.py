@@ -14,8 +14,16 @@ from jax.tree_util import Partial
 
 import bilevax as bx
 from bilevax._driver.steps import runs_in_stages
-from bilevax._implicit.hypergradient import staged
-from bilevax._programs.control import loop
+from bilevax._implicit.hypergradient import evaluate, staged
+from bilevax._programs.control import (
+    UsualPath,
+    loop,
+    often,
+    rarely,
+    stage_by_stage,
+    usual_path,
+    usual_path_in_use,
+)
 
 from .test_architecture import ROOT
 
@@ -103,6 +111,58 @@ def test_a_run_in_stages_takes_the_steps_of_the_program(monkeypatch):
         np.testing.assert_allclose(
             stages.history[name], program.history[name], rtol=1e-7, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("bend", [0.0, 1.0])
+def test_the_usual_path_agrees_with_the_stages(bend):
+    rng = np.random.default_rng(10 + int(bend))
+    for _ in range(12):
+        data, x = random_data(rng, bend), jnp.asarray(rng.normal(size=2))
+        problem = problem_of(data)
+        one = bx.hypergradient(problem, x, throw=False)
+        with often(), stage_by_stage():
+            usual = evaluate(problem, x, bx.ActiveSet(), None, None)
+        assert bx.status_name(one.status) == bx.status_name(usual.status)
+        np.testing.assert_allclose(one.value, usual.value, rtol=1e-11)
+        np.testing.assert_allclose(one.grad, usual.grad, rtol=1e-8, atol=1e-10)
+        np.testing.assert_array_equal(one.lower.active, usual.lower.active)
+        if bx.status_name(one.status) == "successful":
+            with often(), stage_by_stage():
+                evaluate(problem, x + 1e-6, bx.ActiveSet(), None, one.lower)
+                path = usual_path_in_use()
+            assert path is not None
+            assert (path.taken, path.missed) == (1, 0)
+
+
+def test_what_the_usual_path_leaves_out_is_noticed():
+    def halved(x):
+        small = rarely(x < 1, lambda x: x - 100, x)
+        return loop(
+            lambda s: s > 1, lambda s: rarely(s < 1.5, lambda s: -s, s / 2), small, 9
+        )
+
+    path = usual_path(halved)
+    for x, answer in ((8.0, 1.0), (3.0, 0.75)):
+        result, left_out = path(jnp.asarray(x))
+        assert not left_out
+        assert result == answer
+    for x in (0.5, 2.8, 1.4):
+        assert path(jnp.asarray(x))[1]
+    with stage_by_stage():
+        assert halved(np.asarray(0.5)) == -99.5
+    assert jax.jit(halved)(0.5) == -99.5
+
+
+def test_a_path_that_misses_is_given_up():
+    path = UsualPath()
+    for _ in range(7):
+        path.met(True)
+    assert path.pays()
+    path.met(True)
+    assert not path.pays()
+    for _ in range(9):
+        path.met(False)
+    assert path.pays()
 
 
 def test_an_empty_lower_level_is_left_in_stages_too():

@@ -91,6 +91,10 @@ class AbstractFixedSet(AbstractConstraints):
 
 def as_float(value, name: str, ndim: int | None = None) -> Array:
     """`value` as a floating array of `ndim` axes, or a `ValueError` that names it."""
+    if ndim is None and isinstance(value, jax.Array):
+        # Called for every `x`: what is one already is not asked twice.
+        if jnp.issubdtype(value.dtype, jnp.floating):
+            return value
     # Of packages that need not be here, so by where the class comes from.
     home = type(value).__module__
     if home.startswith(("scipy.sparse", "jax.experimental.sparse")):

@@ -26,15 +26,17 @@ from .._judge.certificate import certify
 from .._lower.base import strongly_typed
 from .._methods.base import AbstractMethod, Record, Scales
 from .._problem.problem import AbstractProblem, Problem
-from .._programs.quick import quick_jit
+from .._programs.quick import once_jit, quick_jit
 from .._status import Status, has_value, status_code, status_name
 from .average import Average
 from .history import History, blank_records, checked_history, to_arrays, with_scalars
 from .scales import measure_scales
-from .steps import advance_in_stages, runs_in_stages
+from .steps import advance_in_stages, is_usual, runs_in_stages
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
+# Steps up to which the program of a run is compiled without optimisation.
+_BRIEF = 3000
 # So many steps without a move end a run.
 _STEPS_TO_JUDGE = 10
 _TIME_SPENT = "the time is spent"
@@ -187,7 +189,8 @@ class Run:
                 problem, self.method, self.average, state, kept, mean,
                 self.key, step, last, self.num_steps, chosen,
             )  # fmt: skip
-        done = advance(
+        program = advance_briefly if self.is_brief else advance
+        done = program(
             problem, self.method, self.average, self.chunk, state, kept, mean,
             self.key, jnp.asarray(step), jnp.asarray(last),
             jnp.asarray(self.num_steps), jnp.asarray(chosen),
@@ -202,6 +205,11 @@ class Run:
         where methods are timed beside each other.
         """
         return self.polish and runs_in_stages(self.problem, self.method, self.num_steps)
+
+    @functools.cached_property
+    def is_brief(self) -> bool:
+        """Whether a program compiled in half of the time is done sooner."""
+        return self.num_steps <= _BRIEF and is_usual(self.problem)
 
     def _chosen_step(self) -> int:
         """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""
@@ -297,7 +305,7 @@ def blank_evaluation(problem: Problem, x) -> Evaluation:
     return eqx.tree_at(lambda e: e.value, blank, jnp.full_like(blank.value, jnp.nan))
 
 
-@quick_jit
+@once_jit
 def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, key):
     """The state before the first step."""
     whole = jr.fold_in(key, _WHOLE_RUN)
@@ -305,8 +313,7 @@ def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, ke
     return strongly_typed(state)
 
 
-@quick_jit
-def advance(
+def _advance(
     problem, method, average, size, state, kept, mean, key, first, last, total, chosen
 ):
     """Steps `first` to `last`, at most `size` of them.
@@ -348,6 +355,10 @@ def advance(
     carry = jax.lax.while_loop(lambda c: c[-1] < last, body, carry)
     dynamic, kept, _, mean, records, _ = carry
     return eqx.combine(dynamic, static), kept, mean, records
+
+
+advance = quick_jit(_advance)
+advance_briefly = once_jit(_advance)
 
 
 def _like(new, old):

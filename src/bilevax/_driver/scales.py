@@ -10,7 +10,7 @@ from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import Evaluation, hypergradient
 from .._methods.base import Scales
 from .._problem.problem import Problem
-from .._programs.quick import quick_jit
+from .._programs.quick import once_jit
 
 # Rungs of the ladder that looks for the length of `x`.
 _RUNGS = 4.0 ** np.arange(-8, 5)
@@ -49,7 +49,7 @@ def _ranges(problem: Problem, x):
 
 # Few programs instead of many operations: each of these would be loaded on its own
 # before the first step.
-@quick_jit
+@once_jit
 def _first_look(problem: Problem, x, e: Evaluation):
     """The slope, its direction, and natural lengths along it.
 
@@ -79,19 +79,20 @@ def _best_rung(problem: Problem, x, direction, unit: float, e) -> float:
     best, lowest = 0.0, float(e.value)
     for rung in unit * _RUNGS:
         point = _downhill(problem, x, direction, jnp.asarray(rung))
-        value = float(hypergradient(problem, point, throw=False).value)
+        found = hypergradient(problem, point, warm=e.lower, throw=False)
+        value = float(found.value)
         if value < lowest:
             best, lowest = float(rung), value
     return best or unit
 
 
-@quick_jit
+@once_jit
 def _downhill(problem: Problem, x, direction, rung):
     move = lambda a, b: (a - rung * b).astype(a.dtype)
     return onto_domain(problem, jax.tree.map(move, x, direction))
 
 
-@quick_jit
+@once_jit
 def _length_and_force(problem: Problem, x, y, direction, ranges, rung):
     """The length scale; and the sizes of `H y`, of the linear part of `g`, and of its
     change over that length."""

@@ -26,6 +26,8 @@ from .._methods.polish import Polish, polish as polish_from
 from .._problem.checks import checked_point
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
+from .._programs.control import often
+from .._programs.threads import few_threads
 from .._status import (
     BilevelError,
     Status,
@@ -44,6 +46,8 @@ from .run import End, Run, Stop, evaluate_allowed, plain
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
 _POLISH_LIMIT = 1000
+# What a round of the polish must gain for another one, in units of `accept`.
+_SMALL_GAIN = 1e-2
 _POLISH_ROUNDS = 4
 # Share of the range of `x` by which bounds are moved where `F` is undefined on them.
 _HAIR = 1e-7
@@ -158,7 +162,8 @@ def solve(
         polish = looks and isinstance(problem, Problem) and size <= _POLISH_LIMIT
     total = len(points) * num_steps
     solutions = []
-    with progress_bar(total, enabled=progress) as tick:
+    bar = progress_bar(total, enabled=progress)
+    with bar as tick, often(), few_threads(view):
         for i, point in enumerate(points):
             path = _numbered(checkpoint, i, len(points))
             if path is not None and not os.path.isfile(path):
@@ -322,11 +327,14 @@ def _polished(run: Run, length: float, x, e) -> tuple[Any, Evaluation, Polish]:
             evaluations + int(done.evaluations),
         )
         new_x, new = evaluate_allowed(run.view, done.x)
+        gain = float(e.value) - float(new.value)
+        tol, size = tolerances(e.value.dtype), abs(float(e.value))
         # A gain within rounding is no reason to move, least of all along flat parts.
-        noise = 8 * tolerances(e.value.dtype).eps * abs(float(e.value))
-        if not (has_value(new.status) and float(new.value) < float(e.value) - noise):
+        if not (has_value(new.status) and gain > 8 * tol.eps * size):
             break
         x, e = new_x, new
+        if gain <= _SMALL_GAIN * tol.accept * size:
+            break
     told = lambda p: (p.x, p.value, p.start_value, p.steps, p.evaluations)
     counts = (jnp.asarray(steps), jnp.asarray(evaluations))
     return x, e, eqx.tree_at(told, done, (x, e.value, start, *counts))

@@ -12,7 +12,7 @@ from .._lower.choose import checked_solver
 from .._methods.asking import AbstractAskingMethod
 from .._methods.oracle import gradient_at
 from .._problem.problem import AbstractProblem, Problem, tilted
-from .._programs.control import on_device, on_host, stage, stage_by_stage
+from .._programs.control import often, on_device, on_host, stage, stage_by_stage
 from .history import with_scalars
 
 # Runs of more steps are one program: compiling it then costs less than it saves.
@@ -21,11 +21,16 @@ _SHORT = 500
 
 def runs_in_stages(problem: AbstractProblem, method, num_steps: int) -> bool:
     """Whether a run takes its steps one by one: by what it is, not by the clock."""
-    if not isinstance(problem, Problem) or num_steps > _SHORT:
+    asks = isinstance(method, AbstractAskingMethod)
+    return num_steps <= _SHORT and asks and is_usual(problem)
+
+
+def is_usual(problem: AbstractProblem) -> bool:
+    """Whether evaluations of this problem may run stage by stage."""
+    if not isinstance(problem, Problem):
         return False
     solver = checked_solver(problem, None, False)
-    usual = isinstance(method, AbstractAskingMethod)
-    return usual and staged(problem, (), solver, problem.adjoint)
+    return staged(problem, (), solver, problem.adjoint)
 
 
 class Track(NamedTuple):
@@ -51,7 +56,7 @@ def advance_in_stages(
 ):
     """`advance`, one step after the other."""
     records = []
-    with stage_by_stage():
+    with stage_by_stage(), often():
         problem, method, state = on_host((problem, method, state))
         track = Track(*on_host((kept, np.asarray(np.inf), mean)))
         for t in range(first, last):

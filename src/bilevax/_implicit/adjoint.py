@@ -25,7 +25,7 @@ from .._lower.dense import curvature, flatten, kkt_solve, largest, ratio
 from .._lower.free import free_solve, free_subspace
 from .._problem.problem import Problem
 from .._programs.arrays import xp
-from .._programs.control import loop, run_unless
+from .._programs.control import loop, unless_rarely
 from .._programs.modules import plain_method
 from .._status import is_traced
 from .._tolerances import tolerances
@@ -91,7 +91,7 @@ class DenseAdjoint(AbstractAdjoint):
         # Dependent rows leave an error that one refinement at least must remove.
         first = first._replace(going=first.going | ~factor.rows_inverse.exact)
         best = loop(lambda a: a.going, refine, first, limit=self.max_steps - 1)
-        best = run_unless(best.fine, lambda a: _explained(factor, a), best)
+        best = unless_rarely(best.fine, lambda a: _explained(factor, a), best)
         return best.v, best.w, best.fine
 
 

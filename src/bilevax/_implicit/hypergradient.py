@@ -7,9 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._lower.active_set import ActiveSet, blank_solution
+from .._lower.active_set import ActiveSet, blank_solution, cold_start
 from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite, strongly_typed
 from .._lower.choose import check_choice, check_warm, checked_solver
 from .._lower.dense import FlatLower, Unravel
@@ -17,6 +18,7 @@ from .._problem.checks import check_functions, checked_point
 from .._problem.problem import AbstractLocalLower, Problem, bare
 from .._programs.arrays import ravel, xp
 from .._programs.control import (
+    UsualPath,
     in_stages,
     on_device,
     on_host,
@@ -24,16 +26,18 @@ from .._programs.control import (
     packed,
     stage,
     stage_by_stage,
+    usual_path,
+    usual_path_in_use,
 )
-from .._programs.modules import made
+from .._programs.modules import made, with_fields
 from .._programs.quick import in_program, quick_jit
 from .._programs.room import make_room
+from .._programs.threads import few_threads
 from .._status import (
     Status,
     as_status,
     code_of,
     have_values,
-    is_traced,
     message,
     raise_on_failure,
 )
@@ -147,7 +151,7 @@ _STAGED = DenseAdjoint | type(None)
 def _is_plain(tree) -> bool:
     """Whether all arrays are concrete and on one CPU."""
     for leaf in jax.tree.leaves(tree):
-        if is_traced(leaf):
+        if isinstance(leaf, Tracer):
             return False
         if isinstance(leaf, jax.Array):
             devices = leaf.devices()
@@ -159,8 +163,7 @@ def _is_plain(tree) -> bool:
 def _in_stages(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     if in_stages():
         return evaluate(problem, x, solver, adjoint, warm, quality)
-    with stage_by_stage():
-        problem, x, warm = on_host((problem, x, warm))
+    with stage_by_stage(), few_threads(problem):
         return on_device(evaluate(problem, x, solver, adjoint, warm, quality))
 
 
@@ -174,19 +177,44 @@ def evaluate(
     problem: Problem, x, solver, adjoint, warm, quality: bool = False
 ) -> Evaluation:
     """`F` and its gradient at `x`, with nothing checked and nothing raised."""
+    if not in_stages():
+        e = _evaluate(problem, x, solver, adjoint, warm)
+        return _with_quality(e, problem, x, adjoint) if quality else e
+    whole = once(_whole, problem, solver)
+    path = _usual_path_of(whole, problem, x)
+    e, left_out = None, True
+    if path.pays():
+        begin = cold_start(problem) if warm is None else warm
+        e, left_out = _usually(whole, packed((adjoint,)), x, begin)
+        path.met(bool(left_out))
+    if left_out:
+        problem, x, warm = on_host((problem, x, warm))
+        e = _evaluate(problem, x, solver, adjoint, warm)
+    return _with_quality(e, problem, x, adjoint) if quality else e
+
+
+def _with_quality(e: Evaluation, problem: Problem, x, adjoint) -> Evaluation:
+    adjoint = default_adjoint(e.lower) if adjoint is None else adjoint
+    problem = bare(problem.localised(x))
+    found = _quality(packed((problem, adjoint)), x, e.lower, e.grad)
+    return with_fields(e, quality=found)
+
+
+@usual_path
+def _usually(whole, adjoint, x, warm) -> Evaluation:
+    problem, solver = whole
+    return strongly_typed(_evaluate(problem, x, solver, *adjoint, warm))
+
+
+def _evaluate(problem: Problem, x, solver, adjoint, warm) -> Evaluation:
     problem = problem.localised(x)
     whole = once(_whole, problem, solver)
-    if in_stages():
-        _check_once(whole, problem, x)
     lower = solver(problem, x, warm)
     if adjoint is None:
         adjoint = default_adjoint(lower)
     found = implicit_gradient(problem, x, lower, adjoint, whole)
     states = (lower.status._value, lower.shared_dependence, lower.weak)
     code, value, grad = _judged(states, found)
-    measured = None
-    if quality:
-        measured = _quality(packed((bare(problem), adjoint)), x, lower, grad)
     return made(
         Evaluation,
         value=value,
@@ -194,7 +222,7 @@ def evaluate(
         grad=grad,
         lower=lower,
         status=as_status(code),
-        quality=measured,
+        quality=None,
     )
 
 
@@ -209,17 +237,39 @@ def exact(problem: Problem) -> Callable[..., Evaluation]:
         return lambda x, warm: hypergradient(problem, x, warm=warm, throw=False)
     solver = checked_solver(problem, None, False)
     adjoint = problem.adjoint
-    return lambda x, warm: evaluate(problem, x, solver, adjoint, warm)
+    return lambda x, warm: _read(evaluate(problem, x, solver, adjoint, warm))
 
 
-def _check_once(whole, problem: Problem, x) -> None:
-    """`check_functions` where these functions meet these shapes for the first time."""
+def _read(e: Evaluation) -> Evaluation:
+    """`e` with NumPy's arrays, but for the factor, which the next program takes."""
+    factor = e.lower.factor
+    e = on_host(with_fields(e, lower=with_fields(e.lower, factor=None)))
+    return with_fields(e, lower=with_fields(e.lower, factor=factor))
+
+
+class _Met(UsualPath):
+    """How often functions and shapes were met by calls that may be the only ones."""
+
+    times = 0
+
+    def pays(self):
+        self.times += 1
+        return self.times > _OFTEN and super().pays()
+
+
+# So many evaluations one by one, and the usual path is compiled.
+_OFTEN = 20
+
+
+def _usual_path_of(whole, problem: Problem, x) -> UsualPath:
+    """The usual path; functions are checked where they meet new shapes."""
     leaves, structure = jax.tree.flatten(x)
     key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    if key not in whole.form.seen:
+    if key not in whole.form.met:
         make_room()
         check_functions(problem, x)
-        whole.form.seen.add(key)
+        whole.form.met[key] = _Met()
+    return usual_path_in_use() or whole.form.met[key]
 
 
 @stage

@@ -27,11 +27,14 @@ from .._methods.polish import polish
 from .._problem.checks import checked_point
 from .._problem.perturbation import AbstractPerturbation
 from .._problem.problem import Problem
+from .._programs.control import often
 from .._programs.quick import quick_jit
+from .._programs.threads import few_threads
 from .._status import is_traced, status_name
 from .._tolerances import tolerances
 
-_BATCH = 64
+# Gradients in one program, and how many are rather taken one by one.
+_BATCH, _MANY = 64, 2000
 
 
 @dataclass(frozen=True)
@@ -199,38 +202,37 @@ def _uniform(flat, radius, key, count: int):
 
 def _gradients(problem: Problem, x, points, law, key, num_tilts):
     """Gradients (point, tilt, entry), their error estimates, and which points count."""
-    e = hypergradient(problem, x, throw=False)
     flat, unravel = ravel_pytree(x)
     num_tilts = 1 if law is None else num_tilts
     jobs = [(i, r) for i in range(len(points)) for r in range(num_tilts)]
-    # A few points one after the other, with what was compiled for the first; many as
-    # a batch.
     solver = checked_solver(problem, None, False)
     usual = staged(problem, x, solver, problem.adjoint)
-    in_turn = usual and len(jobs) <= _BATCH
     gradients = np.zeros((len(points), num_tilts, flat.size))
     fine = np.ones((len(points), num_tilts), bool)
     errors = np.zeros((len(points), num_tilts))
-    for first in range(0, len(jobs), _BATCH):
-        part = jobs[first : first + _BATCH]
-        # Batches of one size compile once.
-        full = part + [part[-1]] * (_BATCH - len(part))
-        keys = _keys(key, np.asarray([i * num_tilts + r for i, r in full]))
-        at = points[[i for i, _ in full]]
-        if in_turn:
-            found = [
-                _one(problem, at[i], keys[i] if law else None, law, e.lower, unravel)
-                for i in range(len(full))
-            ]
-            grads, usable, error = map(np.stack, zip(*found, strict=True))
-        else:
-            grads, usable, error = _batch(
-                problem, jnp.asarray(at), keys, law, e.lower, unravel
-            )
-        index = tuple(np.array(part).T)
-        gradients[index] = np.asarray(grads)[: len(part)]
-        fine[index] = np.asarray(usable)[: len(part)]
-        errors[index] = np.asarray(error)[: len(part)]
+    with often(), few_threads(problem):
+        e = hypergradient(problem, x, throw=False)
+        for first in range(0, len(jobs), _BATCH):
+            part = jobs[first : first + _BATCH]
+            # Batches of one size compile once.
+            full = part + [part[-1]] * (_BATCH - len(part))
+            keys = _keys(key, np.asarray([i * num_tilts + r for i, r in full]))
+            at = points[[i for i, _ in full]]
+            # One after the other with what was compiled for the first, unless they
+            # are so many that a program for batches pays.
+            if usual and len(jobs) <= _MANY:
+                found = [
+                    _one(
+                        problem, at[i], keys[i] if law else None, law, e.lower, unravel
+                    )
+                    for i in range(len(part))
+                ]
+                columns = tuple(map(np.stack, zip(*found, strict=True)))
+            else:
+                columns = _batch(problem, jnp.asarray(at), keys, law, e.lower, unravel)
+            index = tuple(np.array(part).T)
+            grads, usable, error = (np.asarray(c)[: len(part)] for c in columns)
+            gradients[index], fine[index], errors[index] = grads, usable, error
     counts = np.asarray(fine.all(axis=1))
     return gradients, np.where(fine, errors, 0), counts
 

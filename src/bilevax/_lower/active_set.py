@@ -26,15 +26,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._programs.arrays import ravel, xp
 from .._programs.control import (
-    choose,
+    choose_rarely,
     in_stages,
     loop,
+    on_host,
     once,
     packed,
+    rarely,
     run_if,
     run_unless,
+    unless_rarely,
 )
-from .._programs.modules import made, plain_method
+from .._programs.modules import made, plain_method, with_fields
 from .._status import Status, as_status, code_of
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution, all_finite
@@ -155,10 +158,10 @@ class ActiveSet(AbstractLowerSolver):
             return _decided(turned, rows, hessian_of(lower, point.y))
 
         factor = run_if(p.stale, refactor, factor)
-        new = choose(p.guarding, guard, newton, p)
-        new = run_if(new.restart, restart, new)
-        new = run_if(p.guarding, lambda new: _trusted(new, factor), new)
-        new = run_if(new.doubtful, decide, new)
+        new = choose_rarely(p.guarding, guard, newton, p)
+        new = rarely(new.restart, restart, new)
+        new = rarely(p.guarding, lambda new: _trusted(new, factor), new)
+        new = rarely(new.doubtful, decide, new)
         return _turn(p, new, factor, rows, self.max_safeguard_steps), factor
 
     @plain_method
@@ -174,7 +177,7 @@ class ActiveSet(AbstractLowerSolver):
             loose = is_loose(lower, rows, factor, point.y, split.active, split.weak)
             return _verdict(x, rows, p, split, factor, loose)
 
-        status = run_unless(split.settled, verdict, code_of(Status.successful))
+        status = unless_rarely(split.settled, verdict, code_of(Status.successful))
         found = _assembled(
             unravel, constraints, x, columns, rows, p, split, plain, status
         )
@@ -393,7 +396,9 @@ def start(problem, x, warm: LowerSolution | None = None) -> Start:
     inverted = factor.rows_inverse.active
     at = lambda units: _start(constraints, x, problem.y0, given, units, inverted)
     found = at(factor.columns)
-    found = run_unless(found.known, lambda _: at(_units(constraints, unravel)), found)
+    found = unless_rarely(
+        found.known, lambda _: at(_units(constraints, unravel)), found
+    )
     lower = packed(FlatLower(problem.lower, x, unravel, found.columns))
     parts: Any = found[:-1]
     return Start(lower, *parts, factor=factor.hessian, rows_inverse=factor.rows_inverse)
@@ -445,6 +450,14 @@ def blank_solution(problem) -> LowerSolution:
     return LowerSolution(
         y=y, status=as_status(code_of(Status.iteration_limit)), **blank
     )
+
+
+def cold_start(problem) -> LowerSolution:
+    """`blank_solution` for a call in stages, which finds the units of columns once."""
+    blank: Any = blank_solution(problem)
+    constraints = on_host(problem.constraints)
+    columns = _units(constraints, once(Unravel.like, problem.y0))
+    return with_fields(blank, factor=blank.factor._replace(columns=columns))
 
 
 def _blank(k: int, n: int, dtype) -> dict[str, Any]:

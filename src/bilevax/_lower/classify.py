@@ -15,7 +15,7 @@ import jax
 from jaxtyping import Array, Bool, Float
 
 from .._programs.arrays import eigh, xp
-from .._programs.control import run_unless
+from .._programs.control import run_unless, unless_rarely
 from .._tolerances import tolerances
 from .dense import Factor, Rows, Schur, largest, schur
 from .dual_active_set import dual_active_set
@@ -58,14 +58,18 @@ def classify(
     """
     plain = _plain(rows, sweep, factor, infeasible, diagnose)
     split = plain.split
+
+    def at_kink(split: Split) -> Split:
+        # Of independent rows the multipliers are unique, and no row has a say in
+        # whether others are active.
+        tight = plain.tight | (rows.equality & rows.usable)
+        independent = schur(factor, tight).independent
+        analyse = lambda _: _degenerate(rows, constraints, x, sweep.point, plain)
+        split = unless_rarely(independent, analyse, split)
+        return split._replace(rows_inverse=schur(factor, split.active))
+
     if diagnose:
-        split = run_unless(
-            plain.clear,
-            lambda s: _with_inverse(
-                factor, _degenerate(rows, constraints, x, sweep.point, plain)
-            ),
-            split,
-        )
+        split = run_unless(plain.clear, at_kink, split)
     return split, plain
 
 
@@ -110,10 +114,6 @@ def margin_of(rows: Rows, split: Split, plain: _Plain) -> Float[Array, ""]:
     trust = xp.maximum(split.multipliers / unit, plain.slack * unit)
     trust = xp.where(plain.inequality, trust, xp.inf)
     return xp.maximum(xp.min(trust, initial=xp.inf), 0)
-
-
-def _with_inverse(factor: Factor, split: Split) -> Split:
-    return split._replace(rows_inverse=schur(factor, split.active))
 
 
 def _degenerate(rows: Rows, constraints, x, point: Point, plain: _Plain) -> Split:

@@ -34,7 +34,7 @@ from .._programs.arrays import (
     which,
     xp,
 )
-from .._programs.control import in_stages, once, run_unless, stage
+from .._programs.control import in_stages, once, stage, unless_rarely
 from .._tolerances import tolerances
 
 # A truth value known now, or on the device.
@@ -351,7 +351,7 @@ def random_signs(like: Float[Array, " n"]) -> Float[Array, " n"]:
 def schur_root(gram, active, regularise) -> Float[Array, "k k"]:
     """Cholesky root of `G_SS + regularise I`, identity on rows outside `S`."""
     both = active[:, None] & active[None, :]
-    shift = xp.where(active, regularise, 1)
+    shift = xp.where(active, regularise, 1).astype(gram.dtype)
     return cholesky(xp.where(both, gram, 0) + xp.diag(shift))
 
 
@@ -378,7 +378,7 @@ def schur(factor: Factor, active) -> Schur:
     """Invert the active block of the row Gram matrix."""
     inverted = _schur(factor, active)
     # Of dependent rows an explicit inverse would have no correct digit.
-    return run_unless(inverted.exact, lambda s: _dependent(factor, s), inverted)
+    return unless_rarely(inverted.exact, lambda s: _dependent(factor, s), inverted)
 
 
 def _dependent(factor: Factor, inverted: Schur) -> Schur:

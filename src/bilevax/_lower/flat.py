@@ -21,7 +21,7 @@ import jax
 from jaxtyping import Array, Bool, Float
 
 from .._programs.arrays import eigh, xp
-from .._programs.control import run_unless
+from .._programs.control import unless_rarely
 from .._tolerances import tolerances
 from .base import all_finite
 from .dense import (
@@ -67,7 +67,7 @@ def prepared_hessian(
     """
     lifted = _prepared(hessian, rows, point, active, guarded, damping)
     soften = lambda _: _softened(rows, active, guarded, lifted)
-    return run_unless(lifted.decided, soften, lifted.simple)
+    return unless_rarely(lifted.decided, soften, lifted.simple)
 
 
 def _prepared(hessian, rows: Rows, point: Point, active, guarded, damping) -> _Prepared:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .._constraints import Box, Polyhedron
 from .._implicit.feasible import Nearest, excess, moves, nearest
 from .._implicit.hypergradient import exact, staged
-from .._lower.base import LowerSolution
+from .._lower.base import LowerSolution, strongly_typed
 from .._lower.choose import checked_solver
 from .._lower.dense import Unravel
 from .._problem.problem import Problem
@@ -27,17 +27,21 @@ from .._programs.arrays import ravel, xp
 from .._programs.control import (
     in_stages,
     loop,
+    often,
     on_device,
     on_host,
     run_if,
     stage_by_stage,
 )
-from .._programs.quick import quick_jit
+from .._programs.quick import once_jit
+from .._programs.threads import few_threads
 from .._status import Status, code_of, status_code
 from .._tolerances import tolerances
 
 # Searches in a row that may fail before the descent ends.
 _STALLS = 12
+# Evaluations stage by stage; a search that wants more of them is a program.
+_FEW = 400
 
 
 class Polish(eqx.Module):
@@ -113,22 +117,38 @@ def polish(
     `lower` is the lower-level solution at `x`.
     """
     solver = checked_solver(problem, None, False)
+    unravel, search = Unravel.like(x), None
     if staged(problem, x, solver, problem.adjoint, lower):
-        with stage_by_stage():
-            problem, x, lower, length = on_host((problem, x, lower, length))
-            return on_device(_polish(problem, x, lower, length, max_evaluations))
-    return _as_program(problem, x, lower, length, max_evaluations)
+        few = min(_FEW, max_evaluations)
+        with stage_by_stage(), often(), few_threads(problem):
+            here, at, begun, size = on_host((problem, x, lower, length))
+            search = _searching(here, unravel, _start(at, begun, size), size, few)
+            if not (search.going and max_evaluations > few):
+                return on_device(_ended(search, unravel))
+        search, max_evaluations = on_device(search), max_evaluations - few
+    return _as_program(problem, x, lower, length, search, max_evaluations)
 
 
-def _polish(problem: Problem, x, lower, length, max_evaluations: int) -> Polish:
-    unravel, domain = Unravel.like(x), problem.domain
+def _searching(problem: Problem, unravel, start, length, max_evaluations: int):
+    """Searches, one evaluation after the other, until nothing improves."""
+    domain = problem.domain
 
     def search(s: _Search) -> _Search:
         aim = _aim(domain, unravel, s)
         return _searched(s, _evaluate(problem, unravel, aim, s.trial.lower), length)
 
-    start = _start(x, lower, length)
-    end = loop(lambda s: s.going, search, start, limit=max_evaluations)
+    return loop(lambda s: s.going, search, start, limit=max_evaluations)
+
+
+@once_jit
+def _as_program(problem, x, lower, length, start, max_evaluations) -> Polish:
+    start = strongly_typed(_start(x, lower, length) if start is None else start)
+    unravel = Unravel.like(x)
+    end = _searching(problem, unravel, start, length, max_evaluations)
+    return _ended(end, unravel)
+
+
+def _ended(end: _Search, unravel: Unravel) -> Polish:
     return Polish(
         x=unravel(end.base.allowed),
         value=end.base.value,
@@ -138,11 +158,6 @@ def _polish(problem: Problem, x, lower, length, max_evaluations: int) -> Polish:
         empty=end.empty,
         undefined=end.undefined,
     )
-
-
-@quick_jit
-def _as_program(problem, x, lower, length, max_evaluations) -> Polish:
-    return _polish(problem, x, lower, length, max_evaluations)
 
 
 def _start(x, lower: LowerSolution, length) -> _Search:
@@ -341,12 +356,12 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
     return _placed(domain, x, allowed, value, grad, lower)
 
 
-@quick_jit
+@once_jit
 def _nearest(problem: Problem, x) -> Nearest:
     return nearest(problem, x, coupled=True)
 
 
-@quick_jit
+@once_jit
 def _pull_back(near: Nearest, v):
     return near.pull_back(v)
 
@@ -383,4 +398,6 @@ def _point(x, allowed, value, grad, lower) -> _Point:
 
 
 def _where(predicate, new, old):
+    if in_stages():
+        return new if predicate else old
     return jax.tree.map(lambda a, b: xp.where(predicate, a, b), new, old)

@@ -6,7 +6,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from .._constraints import Box, Polyhedron, check_box, check_not_empty, tree_as_float
@@ -19,16 +18,16 @@ def checked_point(problem: Any, x: PyTree) -> PyTree[Array]:
         raise ValueError("`x` must hold at least one array; got an empty tree.")
     problem.constraints.check_x(x)
     if problem.domain is not None:
-        inside = problem.domain.start()
         if isinstance(problem.domain, Polyhedron):
-            size = ravel_pytree(x)[0].size
+            inside = problem.domain.start()
+            size = sum(leaf.size for leaf in jax.tree.leaves(x))
             if inside is not None and inside.size != size:
                 raise ValueError(
                     "`domain` must have one column per entry of `x`; expected "
                     f"{size} columns, got {inside.size}."
                 )
         else:
-            check_like(x, inside, "x", "domain")
+            check_like(x, problem.domain.lower, "x", "domain")
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((x, problem.y0))}
     # Who names the solver knows what it does in the precision at hand.
     low = any(jnp.finfo(dtype).bits < 64 for dtype in dtypes)

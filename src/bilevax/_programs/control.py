@@ -12,6 +12,10 @@ asked for nothing:
   member that both would like to leave to the other is then waited for for ever;
 - a loop inside a branch or a loop runs for members that are inside, and no others;
 - every loop has a limit.
+
+Between the two stands the usual path: a program without the branches that are `rarely`
+needed, and with the answer whether one of them was. A call that runs stage by stage
+takes it where it will be taken often, and goes stage by stage where that was so.
 """
 
 import contextlib
@@ -31,6 +35,8 @@ from jaxtyping import Array, Bool
 _inside = contextvars.ContextVar("inside", default=None)
 # What a call that runs stage by stage remembers; None elsewhere.
 _stages = contextvars.ContextVar("stages", default=None)
+# While the usual path is traced: the predicates of branches that were left out.
+_left_out = contextvars.ContextVar("left_out", default=None)
 
 
 @contextlib.contextmanager
@@ -49,6 +55,36 @@ def stage_by_stage():
     # As in a program, a NaN is a value.
     stack.enter_context(np.errstate(all="ignore"))
     return stack
+
+
+class UsualPath:
+    """How often the usual path was taken, and how often something was missing."""
+
+    def __init__(self):
+        self.taken, self.missed = 0, 0
+
+    def pays(self) -> bool:
+        return self.missed < _MISSES or 2 * self.missed < self.taken
+
+    def met(self, missed: bool) -> None:
+        self.taken += 1
+        self.missed += missed
+
+
+# Misses in a row before the usual path counts as none.
+_MISSES = 8
+# Where many evaluations follow, so that compiling their usual path pays; else None.
+_often: contextvars.ContextVar = contextvars.ContextVar("often", default=None)
+
+
+def often():
+    """A context in which the usual path is taken from the first evaluation on."""
+    return _set(_often, UsualPath())
+
+
+def usual_path_in_use() -> UsualPath | None:
+    """What is known of the usual path where many evaluations follow; else None."""
+    return _often.get()
 
 
 def in_stages() -> bool:
@@ -95,6 +131,29 @@ def stage(function: Callable) -> Callable:
     return call
 
 
+def usual_path(function: Callable) -> Callable:
+    """`function` without its rare branches, and whether one of them was needed.
+
+    A program of its own like a `stage`, but with JAX's arrays as results.
+    """
+
+    @functools.wraps(function)
+    def part(*arguments):
+        left_out: list = []
+        with alone(), _set(_left_out, left_out):
+            return function(*map(opened, arguments)), _any(left_out)
+
+    @functools.cache
+    def compiled():
+        return jax.jit(part, compiler_options=compiler_options(optimise=False))
+
+    return lambda *arguments: compiled()(*arguments)
+
+
+def _any(predicates) -> Any:
+    return functools.reduce(jnp.logical_or, predicates, jnp.asarray(False))
+
+
 def on_host(tree):
     """`tree` with NumPy's arrays instead of JAX's; keys stay what they are."""
     return jax.tree.map(_on_host, tree)
@@ -110,6 +169,8 @@ def on_device(tree):
     """`tree` with JAX's arrays instead of NumPy's."""
     leaves, structure = jax.tree.flatten(tree)
     where = [i for i, x in enumerate(leaves) if isinstance(x, np.ndarray | np.generic)]
+    if not where:
+        return tree
     # All at once, and without a program for each shape.
     moved = jax.device_put([leaves[i] for i in where])
     for i, leaf in zip(where, moved, strict=True):
@@ -138,8 +199,8 @@ class _Form:
 
     def __init__(self, structure, which, others):
         self.structure, self.which, self.others = structure, which, others
-        # What was checked for this form before.
-        self.seen: set = set()
+        # How often it met which shapes.
+        self.met: dict = {}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -172,22 +233,25 @@ def opened(tree: Any) -> Any:
 # XLA's older emitters make a program of hundreds of small kernels in half of the time,
 # and the programs run as fast.
 _OPTIONS = {"xla_cpu_use_fusion_emitters": False}
+# Half of the time again, for programs that run up to one and a half times as long.
+_NOT_OPTIMISED = {"xla_backend_optimization_level": 0}
 
 
 @functools.cache
-def compiler_options() -> dict | None:
+def compiler_options(optimise: bool = True) -> dict | None:
     """The options, where this version of XLA knows them."""
+    options = _OPTIONS if optimise else _OPTIONS | _NOT_OPTIMISED
     try:
-        jax.jit(lambda x: x, compiler_options=_OPTIONS)(0.0)
+        jax.jit(lambda x: x, compiler_options=options)(0.0)
     except Exception:  # of a kind that depends on the version
         return None
-    return _OPTIONS
+    return options
 
 
 @contextlib.contextmanager
 def alone():
     """A context for functions whose trace is kept and used again elsewhere."""
-    with _set(_stages, None), _set(_inside, None):
+    with _set(_stages, None), _set(_inside, None), _set(_left_out, None):
         yield
 
 
@@ -201,8 +265,8 @@ def run_if(predicate: Bool[Array, ""], function, operand):
         return function(operand) if predicate else operand
 
     def inside(wanted, operand):
-        with _set(_inside, wanted):
-            return function(operand)
+        with _set(_inside, wanted), _collecting() as left_out:
+            return function(operand), left_out()
 
     wanted = _wanted(predicate)
     # What `function` closes over does not change in the loop, so XLA would move all the
@@ -211,12 +275,52 @@ def run_if(predicate: Bool[Array, ""], function, operand):
     arrays, rest = eqx.partition(closed, eqx.is_array)
 
     def body(carry):
-        wanted, arrays_now, operand = jax.lax.optimization_barrier(
+        wanted, arrays_now, (operand, _) = jax.lax.optimization_barrier(
             (carry[0], arrays, carry[1])
         )
         return jnp.asarray(False), eqx.combine(arrays_now, rest)(wanted, operand)
 
-    return jax.lax.while_loop(lambda c: c[0], body, (wanted, operand))[1]
+    start = (wanted, (operand, _nothing_left_out()))
+    operand, left_out = jax.lax.while_loop(lambda c: c[0], body, start)[1]
+    _leave_out(left_out)
+    return operand
+
+
+def rarely(predicate: Bool[Array, ""], function, operand):
+    """`run_if` for what is rarely needed: no part of the usual path."""
+    if _left_out.get() is None:
+        return run_if(predicate, function, operand)
+    _leave_out(predicate)
+    return operand
+
+
+def unless_rarely(predicate: Bool[Array, ""], function, operand):
+    """`run_unless` for what is rarely needed: no part of the usual path."""
+    if _left_out.get() is None:
+        return run_unless(predicate, function, operand)
+    _leave_out(~predicate)
+    return operand
+
+
+def _leave_out(predicate) -> None:
+    """Note a branch that is no part of the usual path, or several."""
+    left_out = _left_out.get()
+    if left_out is not None and predicate is not None:
+        left_out.append(predicate)
+
+
+def _nothing_left_out():
+    return None if _left_out.get() is None else jnp.asarray(False)
+
+
+@contextlib.contextmanager
+def _collecting():
+    """Within a loop: what is left out there leaves the loop as a part of its state."""
+    if _left_out.get() is None:
+        yield lambda: None
+        return
+    with _set(_left_out, []):
+        yield lambda: _any(_left_out.get())
 
 
 def run_unless(predicate: Bool[Array, ""], function, operand):
@@ -226,11 +330,11 @@ def run_unless(predicate: Bool[Array, ""], function, operand):
     return run_if(~predicate, function, operand)
 
 
-def choose(predicate: Bool[Array, ""], function, other, operand):
-    """`function(operand)` where `predicate` holds, else `other(operand)`."""
+def choose_rarely(predicate: Bool[Array, ""], function, other, operand):
+    """`function(operand)` where `predicate` holds, which is rare; else `other`."""
     if _decided(predicate):
         return function(operand) if predicate else other(operand)
-    return run_if(~predicate, other, run_if(predicate, function, operand))
+    return run_if(~predicate, other, rarely(predicate, function, operand))
 
 
 def loop(condition, body, state, limit: Any):
@@ -245,14 +349,19 @@ def loop(condition, body, state, limit: Any):
         return state
 
     def trip(carry):
-        go, count, state = carry
-        with _set(_inside, go):
+        go, count, _, state = carry
+        with _set(_inside, go), _collecting() as left_out:
             state = body(state)
-            go = condition(state) & (count + 1 < limit)
-        return go, count + 1, state
+            go, left_out = condition(state) & (count + 1 < limit), left_out()
+        # The rest would be for nothing.
+        go = go if left_out is None else go & ~left_out
+        return go, count + 1, left_out, state
 
-    carry = (_wanted(go) & (limit > 0), jnp.asarray(0), state)
-    return jax.lax.while_loop(lambda c: c[0], trip, carry)[-1]
+    go = _wanted(go) & (limit > 0)
+    carry = (go, jnp.asarray(0), _nothing_left_out(), state)
+    *_, left_out, state = jax.lax.while_loop(lambda c: c[0], trip, carry)
+    _leave_out(left_out)
+    return state
 
 
 def _decided(predicate) -> bool:

@@ -23,8 +23,11 @@ class _Traces:
 _traces = _Traces()
 
 
-def quick_jit(function: Callable) -> Callable:
-    """`eqx.filter_jit` with these options; inside another program, a part of it."""
+def quick_jit(function: Callable, optimise: bool = True) -> Callable:
+    """`eqx.filter_jit` with these options; inside another program, a part of it.
+
+    Without `optimise` it compiles in half of the time: for what runs briefly.
+    """
 
     @functools.wraps(function)
     def traced(*arguments, **named):
@@ -34,7 +37,7 @@ def quick_jit(function: Callable) -> Callable:
     @functools.cache
     def compiled(transformed: bool):
         # JAX takes options outside of transformations only.
-        options = None if transformed else compiler_options()
+        options = None if transformed else compiler_options(optimise)
         named: dict[str, Any] = {} if options is None else {"compiler_options": options}
         return eqx.filter_jit(traced, **named)
 
@@ -62,3 +65,8 @@ def in_program() -> bool:
 def _constant():
     """A tracer inside a `jit`, whatever the arguments of the call are."""
     return jnp.zeros(())
+
+
+def once_jit(function: Callable) -> Callable:
+    """`quick_jit` for what runs once or briefly."""
+    return quick_jit(function, optimise=False)

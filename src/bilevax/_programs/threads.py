@@ -1,0 +1,48 @@
+"""One thread for small matrices.
+
+The libraries behind NumPy, SciPy and XLA's factorisations each bring threads of their
+own. Below some hundred rows these wait for each other much longer than they compute.
+"""
+
+import contextlib
+import functools
+import threading
+
+import jax
+from threadpoolctl import ThreadpoolController
+
+# Sizes from which a factorisation gains from threads.
+_LARGE = 600
+
+
+class _Limit:
+    """One thread as long as somebody asks for it; calls may overlap."""
+
+    def __init__(self):
+        self.lock, self.count, self.limit = threading.Lock(), 0, None
+
+    def __enter__(self):
+        with self.lock:
+            self.count += 1
+            if self.count == 1:
+                self.limit = _controller().limit(limits=1, user_api="blas")
+
+    def __exit__(self, *_):
+        with self.lock:
+            self.count -= 1
+            if self.count == 0:
+                self.limit.restore_original_limits()
+
+
+_limit = _Limit()
+
+
+def few_threads(problem) -> contextlib.AbstractContextManager:
+    """A context in which one thread computes, unless the lower level is large."""
+    size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
+    return contextlib.nullcontext() if size >= _LARGE else _limit
+
+
+@functools.cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
