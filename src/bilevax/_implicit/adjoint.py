@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._constraints import AbstractConstraints
 from .._lower.base import LowerSolution
-from .._lower.dense import curvature, flatten, kkt_solve, largest, ratio
+from .._lower.dense import curvature, flatten, largest, ratio
 from .._lower.free import free_solve, free_subspace
 from .._problem.problem import Problem
 from .._programs.arrays import xp
@@ -116,12 +116,12 @@ class Attempt(NamedTuple):
 def _solved(factor, active, top, bottom):
     """The right side in the units of the factor, and the solution in natural ones."""
     top, bottom = factor.columns * top, xp.where(active, bottom / factor.norm, 0)
-    v, w = kkt_solve(factor.hessian, factor.rows_inverse, top, bottom)
+    v, w = factor.solve(top, bottom)
     return (top, bottom), factor.columns * v, xp.where(active, w / factor.norm, 0)
 
 
 def _improved(factor, active, best: Attempt):
-    dv, dw = kkt_solve(factor.hessian, factor.rows_inverse, best.pull, best.ahead)
+    dv, dw = factor.solve(best.pull, best.ahead)
     dw = xp.where(active, dw / factor.norm, 0)
     return best.v + factor.columns * dv, best.w + dw
 
@@ -138,7 +138,7 @@ def _attempted(factor, active, side, v, w, products) -> Attempt:
     relative = noise = ratio(wrong, force)
     if w.size:
         gap, reach = largest(ahead)[0], force / stiffness
-        length = xp.linalg.norm(v / columns) + xp.sqrt(tol.eps) * reach
+        length = xp.linalg.norm(v / columns) + tol.eps**0.5 * reach
         relative = xp.maximum(relative, ratio(gap, length))
         noise = xp.maximum(noise, ratio(gap, reach))
     going = ~(relative <= tol.rounding)

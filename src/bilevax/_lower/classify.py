@@ -17,8 +17,10 @@ from jaxtyping import Array, Bool, Float
 from .._programs.arrays import eigh, xp
 from .._programs.control import run_unless, unless_rarely
 from .._tolerances import tolerances
-from .dense import Factor, Rows, Schur, largest, schur
+from .dense import Rows, largest
 from .dual_active_set import dual_active_set
+from .flat import holds_flat
+from .kkt import Factor, Schur, schur
 from .newton import Point, Sweep, is_solved
 
 
@@ -37,43 +39,14 @@ class Split(NamedTuple):
     settled: Bool[Array, ""]
 
 
-class _Plain(NamedTuple):
-    """The split of rows one by one, and what `_degenerate` needs to go on."""
-
-    split: Split
-    slack: Float[Array, " k"]
-    inequality: Bool[Array, " k"]
-    tight: Bool[Array, " k"]
-    holds: Bool[Array, " k"]
-    clear: Bool[Array, ""]
-
-
 def classify(
     rows: Rows, constraints, x, sweep: Sweep, factor: Factor, infeasible, diagnose: bool
-):
-    """The split, and what `margin_of` needs beside it.
+) -> tuple[Split, Float[Array, ""]]:
+    """The split, and the smallest multiplier or slack: the margin.
 
     Without `diagnose`, rows that are tight with a multiplier of zero stay as the last
     pass left them, and so do all where the rows were proven `infeasible`.
     """
-    plain = _plain(rows, sweep, factor, infeasible, diagnose)
-    split = plain.split
-
-    def at_kink(split: Split) -> Split:
-        # Of independent rows the multipliers are unique, and no row has a say in
-        # whether others are active.
-        tight = plain.tight | (rows.equality & rows.usable)
-        independent = schur(factor, tight).independent
-        analyse = lambda _: _degenerate(rows, constraints, x, sweep.point, plain)
-        split = unless_rarely(independent, analyse, split)
-        return split._replace(rows_inverse=schur(factor, split.active))
-
-    if diagnose:
-        split = run_unless(plain.clear, at_kink, split)
-    return split, plain
-
-
-def _plain(rows: Rows, sweep: Sweep, factor: Factor, infeasible, diagnose) -> _Plain:
     point = sweep.point
     tol = tolerances(point.y.dtype)
     slack = -point.violation
@@ -88,13 +61,10 @@ def _plain(rows: Rows, sweep: Sweep, factor: Factor, infeasible, diagnose) -> _P
     weak = inequality & ~strong & tight
     # Rows that alone hold a flat coordinate: where they let go, `y*` has no derivative.
     # Rows that were added to the Hessian: the factor is right only where they stay.
-    holds = tight & (factor.holds | (factor.props > 0))
+    holds = tight & (holds_flat(rows, factor) | (factor.weights > 0))
     fixed = rows.equality & rows.usable | holds
-
     split = Split(
-        multipliers=xp.where(
-            rows.equality, point.multipliers, xp.maximum(point.multipliers, 0)
-        ),
+        multipliers=_signed(rows, point.multipliers),
         active=strong | fixed if diagnose else point.active,
         weak=weak,
         shared=xp.asarray(True),
@@ -102,24 +72,37 @@ def _plain(rows: Rows, sweep: Sweep, factor: Factor, infeasible, diagnose) -> _P
         rows_inverse=sweep.rows_inverse,
         settled=~rows.empty & is_solved(sweep, factor) & ~factor.damped,
     )
-    changed = xp.any(split.active != point.active)
-    degenerate = xp.any(weak) | ~sweep.rows_inverse.independent | changed
-    clear = ~(degenerate & ~infeasible)
-    return _Plain(split, slack, inequality, tight | strong, holds, clear)
 
+    def degenerate(split: Split) -> Split:
+        bound = (tight | strong) & rows.usable | rows.equality & rows.usable
+        # Of independent rows the multipliers are unique, and no row has a say in
+        # whether others are active.
+        split = unless_rarely(
+            schur(factor, bound).independent,
+            lambda s: _degenerate(rows, constraints, x, point, s, bound, holds),
+            split,
+        )
+        return split._replace(rows_inverse=schur(factor, split.active))
 
-def margin_of(rows: Rows, split: Split, plain: _Plain) -> Float[Array, ""]:
-    """The smallest multiplier or slack, in the units of `y` and of its unit rows."""
+    if diagnose:
+        clear = ~xp.any(weak) & sweep.rows_inverse.independent
+        clear = clear & xp.all(split.active == point.active)
+        split = run_unless(clear | infeasible, degenerate, split)
+    # In the units of `y` and of its unit rows.
     unit = rows.norm / rows.plain_norm
-    trust = xp.maximum(split.multipliers / unit, plain.slack * unit)
-    trust = xp.where(plain.inequality, trust, xp.inf)
-    return xp.maximum(xp.min(trust, initial=xp.inf), 0)
+    trust = xp.maximum(split.multipliers / unit, slack * unit)
+    trust = xp.where(inequality, trust, xp.inf)
+    return split, xp.maximum(xp.min(trust, initial=xp.inf), 0)
 
 
-def _degenerate(rows: Rows, constraints, x, point: Point, plain: _Plain) -> Split:
-    split, tight, holds = plain.split, plain.tight, plain.holds
+def _signed(rows: Rows, multipliers):
+    return xp.where(rows.equality, multipliers, xp.maximum(multipliers, 0))
+
+
+def _degenerate(
+    rows: Rows, constraints, x, point: Point, split: Split, tight, holds
+) -> Split:
     tol = tolerances(point.y.dtype)
-    tight = tight & rows.usable | (rows.equality & rows.usable)
     null, pseudo, smallest = _row_spaces(rows.A, tight)
     dependent = xp.any(null != 0)
 
@@ -129,13 +112,12 @@ def _degenerate(rows: Rows, constraints, x, point: Point, plain: _Plain) -> Spli
         null, shortest, tight & ~rows.equality, point.force, dependent
     )
     # What is returned is checked; those of the last pass are accepted already.
-    signed = lambda mu: xp.where(rows.equality, mu, xp.maximum(mu, 0))
     left = lambda mu: xp.linalg.norm(point.gradient + mu @ rows.A)
-    best, last = signed(xp.where(tight, best, 0)), signed(point.multipliers)
+    best, last = _signed(rows, xp.where(tight, best, 0)), split.multipliers
     sound = left(best) <= tol.accept * point.force
     best = xp.where(sound, best, last)
     noise = tol.safety * (left(best) + tol.eps * point.force) / xp.sqrt(smallest)
-    noise = noise + tol.rounding * largest(best)[0] / _weight(best.dtype)
+    noise = noise + tol.rounding * largest(best)[0] / tol.weight
     multipliers = xp.where(dependent, best, split.multipliers)
     strong = xp.where(
         dependent,
@@ -151,17 +133,16 @@ def _degenerate(rows: Rows, constraints, x, point: Point, plain: _Plain) -> Spli
         kernel, _, least = _row_spaces(rows.A, active)
         conflict = kernel @ xp.where(active[:, None], coupling, 0)
         miss, scale = largest(conflict, xp.where(active[:, None], coupling, 0))
-        shared = miss <= xp.sqrt(tol.eps) * scale
+        shared = miss <= tol.eps**0.5 * scale
         # Always true: it makes the next factorisation wait for this one.
         active = active & (least > 0)
     empty = _conflict(rows, point, tight, null, pseudo)
-    return Split(
+    return split._replace(
         multipliers=multipliers,
         active=active,
         weak=tight & ~(strong | rows.equality),
         shared=shared,
         empty=empty,
-        rows_inverse=split.rows_inverse,
         settled=split.settled & ~empty,
     )
 
@@ -177,7 +158,7 @@ def _conflict(rows: Rows, point: Point, tight, null, pseudo):
     # The null space is known to rounding only; one correction squares that error.
     ray = ray - pseudo @ xp.where(tight, rows.A @ (ray @ rows.A), 0)
     size = xp.linalg.norm(ray)
-    one_sided = xp.all(rows.equality | (ray >= -xp.sqrt(tol.eps) * size))
+    one_sided = xp.all(rows.equality | (ray >= -(tol.eps**0.5) * size))
     cancels = xp.linalg.norm(ray @ rows.A) * xp.linalg.norm(point.y)
     data = xp.max(xp.where(tight, rows.scale, 0), initial=0)
     gap = -ray @ rows.rhs
@@ -213,14 +194,13 @@ def _max_min_multipliers(null, shortest, bounded, force, enabled):
     scale = xp.max(xp.abs(shortest), initial=0)
     scale = xp.where(scale > tolerances(shortest.dtype).rounding * force, scale, force)
     unit = shortest / xp.where(scale > 0, scale, 1)
-    weight = _weight(shortest.dtype)
+    weight = tolerances(shortest.dtype).weight
     length = xp.sqrt((xp.diagonal(null) + 1) / weight)
     dual = dual_active_set(
         (null + 1) / weight / (length[:, None] * length),
         (1 / weight - unit) / length,
         bounded,
         xp.zeros_like(bounded),
-        max_steps=20 * shortest.size + 100,
         enabled=enabled,
     )
     move = null @ (dual.mu / length) / weight
@@ -228,8 +208,3 @@ def _max_min_multipliers(null, shortest, bounded, force, enabled):
     share = xp.where(bounded & (unit < target), (target - unit) / move, 0)
     share = xp.clip(xp.max(share, initial=0), 0, 1)
     return scale * (unit + share * move)
-
-
-def _weight(dtype):
-    """Of the quadratic term: small, and rounding smaller."""
-    return tolerances(dtype).eps ** 0.25

@@ -12,17 +12,13 @@ from jaxtyping import Array, Float
 
 from .._programs.arrays import xp
 from .._programs.control import loop
-
-_SWEEPS = 6
-# Units are powers of two, so that scaling rounds nothing, and coarse ones, so that
-# programs without units stay as they are.
-_STEP = 10
+from .._tolerances import UNIT_BITS, UNIT_SWEEPS
 
 
 def may_have_units(A: Float[Array, "k n"]):
     """Whether entries of some row of unit norm differ by more than a step."""
     size = xp.abs(A)
-    return xp.any((size > 0) & (size < 2.0 ** (-_STEP / 2)))
+    return xp.any((size > 0) & (size < 2.0 ** (-UNIT_BITS / 2)))
 
 
 def units_of_columns(A: Float[Array, "k n"]) -> Float[Array, " n"]:
@@ -41,10 +37,10 @@ def units_of_columns(A: Float[Array, "k n"]) -> Float[Array, " n"]:
         return count + 1, -xp.sum(left, axis=0) / xp.maximum(per_column, 1)
 
     none = (xp.asarray(0), xp.zeros(A.shape[1], A.dtype))
-    _, columns = loop(lambda s: s[0] < _SWEEPS, sweep, none, limit=_SWEEPS)
+    _, columns = loop(lambda s: s[0] < UNIT_SWEEPS, sweep, none, limit=UNIT_SWEEPS)
     # A zero for all where no column has a say: the median of nothing is a warning.
     say = (per_column > 0) | ~xp.any(per_column > 0)
     middle = xp.nanmedian(xp.where(say, columns, xp.nan))
-    steps = xp.round((columns - middle) / _STEP)
-    exponent = _STEP * xp.where((per_column > 0) & xp.isfinite(steps), steps, 0)
-    return xp.exp2(exponent)
+    steps = xp.round((columns - middle) / UNIT_BITS)
+    exponent = UNIT_BITS * xp.where((per_column > 0) & xp.isfinite(steps), steps, 0)
+    return xp.exp2(exponent).astype(A.dtype)

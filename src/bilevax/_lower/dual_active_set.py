@@ -1,6 +1,6 @@
 """A finite dual active-set method for strictly convex quadratic programs.
 
-In the metric of the inverse Hessian (see `dense.py`) the dual of the program is
+In the metric of the inverse Hessian (see `kkt.py`) the dual of the program is
 
     max_{mu >= 0 on inequalities}  <c, mu> - mu^T G mu / 2,
 
@@ -8,7 +8,8 @@ with `c` the violation of the rows at the unconstrained minimiser. Rows enter on
 time, the most violated first, and leave when their multiplier would turn negative, so
 the dual value rises strictly and the method ends. A violated row that depends on the
 working set either replaces one of its rows or proves that the set of `y` is empty.
-Written by hand because no JAX library has it; the idea is that of Goldfarb and Idnani.
+Written by hand because no JAX library has it; the idea is that of Goldfarb and Idnani
+(1983).
 """
 
 import equinox as eqx
@@ -16,8 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._programs.arrays import placed, rows_of, which, xp
 from .._programs.control import loop
-from .._tolerances import tolerances
-from .dense import BoolLike, root_solve, schur_root
+from .._tolerances import GIVES_WAY, tolerances
+from .dense import BoolLike
+from .kkt import root_solve, schur_root
 
 
 class DualState(eqx.Module):
@@ -39,7 +41,6 @@ def dual_active_set(
     conflict: Float[Array, " k"],
     usable: Bool[Array, " k"],
     equality: Bool[Array, " k"],
-    max_steps: int,
     enabled: BoolLike = True,
     guess: Float[Array, " k"] | None = None,
     rank: int | None = None,
@@ -51,10 +52,13 @@ def dual_active_set(
     are no larger, since working rows are independent.
     """
     k = gram.shape[0]
+    max_steps = 20 * k + 100
     # One more than can be independent: rounding may tell late.
     most = k if rank is None else min(k, rank + 1)
     tol = tolerances(gram.dtype)
     index = xp.arange(k)
+    one = xp.ones((), gram.dtype)
+    floor = xp.where(equality, -xp.inf, xp.zeros_like(conflict))
 
     def body(s: DualState) -> DualState:
         solve = _working_solve(gram, s.working, most)
@@ -66,7 +70,7 @@ def dual_active_set(
         share = xp.where(blocked, s.mu / (s.mu - target), xp.inf)
         leaves = xp.argmin(share)
         partial = s.mu + xp.min(share) * (target - s.mu)
-        partial = xp.where(index == leaves, 0, xp.maximum(partial, _floor(equality)))
+        partial = xp.where(index == leaves, 0, xp.maximum(partial, floor))
 
         # At that optimum: the most violated row enters (after many steps the first
         # one, which excludes cycles).
@@ -79,14 +83,14 @@ def dual_active_set(
             s.steps < max_steps // 2, xp.argmax(worth), xp.argmax(wanting)
         )
         optimal = ~xp.any(wanting)
-        sign = xp.where(violation[enters] < 0, -1, 1)
+        sign = xp.where(violation[enters] < 0, -one, one)
 
         # Its part outside the span of the working set decides what entering means.
         shadow = solve(gram[enters])
         outside = gram[enters, enters] - gram[enters] @ shadow
         # As far as rounding can tell: `shadow` grows as the working set loses rank.
         dependent = outside <= tol.rounding * (1 + xp.sum(xp.abs(shadow))) ** 2
-        gives_way = s.working & ~equality & (sign * shadow > 64 * tol.dependent)
+        gives_way = s.working & ~equality & (sign * shadow > GIVES_WAY * tol.dependent)
         ratio = xp.where(gives_way, target / (sign * shadow), xp.inf)
         replaced = xp.argmin(ratio)
         infeasible = dependent & ~xp.any(gives_way) & ~optimal
@@ -94,7 +98,7 @@ def dual_active_set(
         moved = target - length * sign * shadow
         moved = xp.where(index == enters, length * sign, moved)
         moved = xp.where(dependent & (index == replaced), 0, moved)
-        moved = xp.maximum(moved, _floor(equality))
+        moved = xp.maximum(moved, floor)
         entered = (s.working | (index == enters)) & ~(dependent & (index == replaced))
 
         any_blocked = xp.any(blocked)
@@ -113,7 +117,7 @@ def dual_active_set(
         )
 
     mu = xp.zeros(k, gram.dtype) if guess is None else guess
-    mu = xp.where(usable & xp.isfinite(mu), xp.maximum(mu, _floor(equality)), 0)
+    mu = xp.where(usable & xp.isfinite(mu), xp.maximum(mu, floor), 0)
     if guess is not None and k:
         root = schur_root(gram, mu != 0, tol.eps)
         # One by one: a failed factor is NaN, which large reductions may lose.
@@ -147,7 +151,3 @@ def _working_solve(gram, working, most: int):
         return placed(v, rows, part)
 
     return solve
-
-
-def _floor(equality):
-    return xp.where(equality, -xp.inf, 0.0)

@@ -91,7 +91,7 @@ def interior_path(
             want = want + ratio * primal
             return want, -dual - want @ rows.A
 
-        # Together, because LAPACK calls must follow each other (see dense.py).
+        # Together, because LAPACK calls must follow each other (see kkt.py).
         want, top = wanted(jnp.zeros_like(p.slack))
         solved = jax.scipy.linalg.cho_solve(root, jnp.column_stack([E.T, top]))
         lifted, free = solved[:, :-1], solved[:, -1]

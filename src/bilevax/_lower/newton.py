@@ -1,10 +1,11 @@
 """Semismooth Newton on the KKT system of the lower level: the fast path.
 
-One pass fixes the active set `S`, solves the KKT system of the quadratic model for a
-step in `(y, lambda)`, and reads the next active set off the result. Passes on a set
-that stands still are iterative refinement; on a quadratic `g` with the right set the
-first pass is already exact. The Hessian is factored again only when a pass shows that
-the one at hand is wrong, so nothing guesses whether `g` is quadratic.
+The primal–dual active set method (Hintermüller, Ito and Kunisch 2002). One pass fixes
+the active set `S`, solves the KKT system of the quadratic model for a step in
+`(y, lambda)`, and reads the next active set off the result. Passes on a set that stands
+still are iterative refinement; on a quadratic `g` with the right set the first pass is
+already exact. The Hessian is factored again only when a pass shows that the one at hand
+is wrong, so nothing guesses whether `g` is quadratic.
 """
 
 from typing import NamedTuple
@@ -13,22 +14,9 @@ import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from .._programs.arrays import xp
-from .._tolerances import tolerances
-from .dense import (
-    BoolLike,
-    Factor,
-    FlatLower,
-    Rows,
-    Schur,
-    along,
-    kkt_solve,
-    largest,
-    random_signs,
-    ratio,
-)
-
-# The share of the length of the rows that counts as a length of an answer near zero.
-_NEAR = 1e-3
+from .._tolerances import DECLINE, NEAR_ZERO, PATIENCE, STEP_ROUNDINGS, tolerances
+from .dense import BoolLike, FlatLower, Rows, along, largest, random_signs, ratio
+from .kkt import KKT, Factor, Schur
 
 
 class Point(NamedTuple):
@@ -61,7 +49,7 @@ def measure(rows: Rows, y, multipliers, active, gradient, curvature, stiffness):
     violation = xp.where(rows.usable, rows.A @ y - rows.rhs, 0)
     *parts, rest = largest(curvature, gradient - curvature, pull, stationarity)
     force = parts[0] + parts[1] + parts[2]
-    shift = xp.sqrt(tolerances(y.dtype).eps) * force / stiffness
+    shift = tolerances(y.dtype).eps ** 0.5 * force / stiffness
     longest = xp.max(rows.scale, initial=0)
     shift = xp.where(longest > 0, xp.minimum(shift, longest), shift)
     length = xp.linalg.norm(y) + rows.scale + shift
@@ -97,10 +85,6 @@ class Sweep(NamedTuple):
 def begin(lower: FlatLower, rows: Rows, rows_inverse, y, multipliers, active) -> Sweep:
     """The state before the first pass; `rows_inverse` may be of any active set."""
     gradient, _ = along(lower, y, y)
-    return _before(rows, rows_inverse, y, multipliers, active, gradient)
-
-
-def _before(rows: Rows, rows_inverse, y, multipliers, active, gradient) -> Sweep:
     multipliers = xp.where(active, multipliers, 0)
     # Only what a pass reads; the rest is not worth an evaluation.
     point = Point(
@@ -114,111 +98,65 @@ def _before(rows: Rows, rows_inverse, y, multipliers, active, gradient) -> Sweep
         length=xp.zeros_like(rows.rhs),
         kkt=xp.asarray(xp.inf, y.dtype),
     )
+    no = xp.asarray(False)
     return Sweep(
         point=point,
         next_active=active,
         rows_inverse=rows_inverse,
         y_noise=xp.zeros_like(y),
         multiplier_noise=xp.zeros_like(multipliers),
-        describes=xp.asarray(False),
-        stale=xp.asarray(False),
-        done=xp.asarray(False),
+        describes=no,
+        stale=no,
+        done=no,
         passes=xp.asarray(0),
     )
 
 
-def newton_pass(
-    lower: FlatLower, rows: Rows, factor: Factor, rows_inverse: Schur, s: Sweep, hold
-) -> Sweep:
-    """One step on the rows of `rows_inverse`, and a probing solve at its end.
+def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep:
+    """One step on the rows of `kkt`, and a probing solve at its end.
 
     With `hold` they stay the active set.
     """
-    ahead = _ahead(rows, factor, rows_inverse, s)
-    gradient, curvature = along(lower, ahead.y, ahead.y)
-    seen = _seen(rows, factor, rows_inverse, s, ahead, gradient, curvature, hold)
-    _, push = along(lower, ahead.y, seen.probe)
-    return _judged(seen, push)
-
-
-class _Ahead(NamedTuple):
-    """The Newton step of the quadratic model on the present rows, and its end."""
-
-    y: Float[Array, " n"]
-    multipliers: Float[Array, " k"]
-    d: Float[Array, " n"]
-
-
-class _Seen(NamedTuple):
-    """The sweep as far as it is known before the probe is multiplied with `H`."""
-
-    sweep: Sweep
-    probe: Float[Array, " n"]
-    top: Float[Array, " n"]
-    held: Float[Array, " n"]
-    exact: Bool[Array, ""]
-    linear: Bool[Array, ""]
-
-
-def _ahead(rows: Rows, factor: Factor, rows_inverse: Schur, s: Sweep) -> _Ahead:
-    old, active = s.point, rows_inverse.active
+    old, active, factor = s.point, kkt.rows.active, kkt.hessian
+    tol = tolerances(old.y.dtype)
     multipliers = xp.where(active, old.multipliers, 0)
     dropped = old.multipliers - multipliers
     stationarity = old.stationarity - dropped @ rows.A
-    d, mu = kkt_solve(factor, rows_inverse, -stationarity, -old.violation)
-    return _Ahead(old.y + d, multipliers + mu, d)
-
-
-def _seen(
-    rows, factor, rows_inverse, s: Sweep, ahead: _Ahead, gradient, curvature, hold
-):
-    tol, active = tolerances(ahead.y.dtype), rows_inverse.active
-    new = measure(
-        rows, ahead.y, ahead.multipliers, active, gradient, curvature, factor.stiffness
-    )
+    d, mu = kkt.solve(-stationarity, -old.violation)
+    y, multipliers = old.y + d, multipliers + mu
+    gradient, curvature = along(lower, y, y)
+    new = measure(rows, y, multipliers, active, gradient, curvature, factor.stiffness)
     next_active = xp.where(hold, active, _next_active(rows, new, tol.rounding))
 
     # Where the point would go next, and where rounding could take it.
-    gap = xp.where(active, new.violation, 0)
-    move, shift = kkt_solve(factor, rows_inverse, new.stationarity, gap)
+    move, shift = kkt.solve(new.stationarity, xp.where(active, new.violation, 0))
     top, bottom = rounding(rows, factor, new)
-    y_noise, multiplier_noise = kkt_solve(factor, rows_inverse, top, bottom)
+    y_noise, multiplier_noise = kkt.solve(top, bottom)
     # Progress is judged by steps and not by residuals, or soft directions of an
     # ill-conditioned `g` would hide behind the stiff ones.
     stiff = xp.sqrt(xp.abs(factor.diagonal))
     before, after, noise, far, step, unsure = largest(
-        stiff * ahead.d, stiff * move, stiff * y_noise, new.y, move, y_noise
+        stiff * d, stiff * move, stiff * y_noise, new.y, move, y_noise
     )
     settled = after <= xp.maximum(tol.accept * before, noise)
     # A stiff direction that has moved far makes any soft one look settled.
-    settled = settled & (step <= xp.maximum(tol.accept * far, 4 * unsure))
-    sweep = Sweep(
+    near = xp.maximum(tol.accept * far, STEP_ROUNDINGS * unsure)
+    exact = (new.kkt <= tol.rounding) & settled & (step <= near)
+    # A point that did not move proves nothing about the Hessian, but the probe does.
+    _, push = along(lower, y, y_noise)
+    wrong, size = largest(push + multiplier_noise @ rows.A - top, top)
+    describes = wrong <= tol.stale * size
+    return Sweep(
         point=new,
         next_active=next_active,
-        rows_inverse=rows_inverse,
+        rows_inverse=kkt.rows,
         y_noise=y_noise + move,
         multiplier_noise=multiplier_noise + shift,
-        describes=xp.asarray(False),
-        stale=xp.asarray(False),
-        done=~xp.isfinite(new.kkt),
+        describes=describes,
+        stale=~describes | (~exact & ~(after <= tol.stale * before)),
+        done=(exact & describes) | ~xp.isfinite(new.kkt),
         # With no factor yet there was no pass either.
         passes=s.passes + factor.definite,
-    )
-    exact = (new.kkt <= tol.rounding) & settled
-    held = multiplier_noise @ rows.A
-    return _Seen(sweep, y_noise, top, held, exact, after <= tol.stale * before)
-
-
-def _judged(seen: _Seen, push) -> Sweep:
-    # A point that did not move proves nothing about the Hessian, but the probe does.
-    tol = tolerances(push.dtype)
-    wrong, size = largest(push + seen.held - seen.top, seen.top)
-    describes = wrong <= tol.stale * size
-    sweep = seen.sweep
-    return sweep._replace(
-        describes=describes,
-        stale=~describes | (~seen.exact & ~seen.linear),
-        done=(seen.exact & describes) | sweep.done,
     )
 
 
@@ -247,10 +185,11 @@ def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
     Not where they are `damped`: small steps may be all that is left of a long way.
     """
     tol = tolerances(old.point.y.dtype)
-    still = stands_still(new) | ((old.passes > 3) & ~xp.asarray(damped))
-    stalled = still & (new.point.kkt > 0.5 * old.point.kkt)
+    free = ~xp.asarray(damped)
+    still = stands_still(new) | ((old.passes > PATIENCE) & free)
     best = xp.minimum(old.point.kkt, new.point.kkt)
-    stalled = stalled & (best <= tol.accept) & (new.describes | ~xp.asarray(damped))
+    stalled = still & (new.point.kkt > DECLINE * old.point.kkt)
+    stalled = stalled & (best <= tol.accept) & (new.describes | free)
     same = xp.all(old.point.active == new.point.active)
     keep = stalled & same & (old.point.kkt < new.point.kkt)
     point = jax.tree.map(lambda a, b: xp.where(keep, a, b), old.point, new.point)
@@ -273,7 +212,7 @@ def is_solved(sweep: Sweep, factor: Factor):
         point.gradient / xp.where(stiff > 0, stiff, 1),
     )  # fmt: skip
     # Far bounds are no length of an answer.
-    length = xp.maximum(far, _NEAR * xp.max(point.length, initial=0))
+    length = xp.maximum(far, NEAR_ZERO * xp.max(point.length, initial=0))
     longest = xp.maximum(reach, push) + tol.eps * xp.max(stiff) * length
     known = (error <= tol.sure * length) & (bent <= tol.sure * longest)
     newton = sweep.describes & stands_still(sweep)

@@ -13,8 +13,9 @@ from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import Evaluation
 from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
-from .._lower.dense import flatten, kkt_solve, schur
+from .._lower.dense import flatten
 from .._lower.dual_active_set import dual_active_set
+from .._lower.kkt import KKT
 from .._problem.problem import Problem
 from .._problem.stochastic import StochasticProblem
 from .._programs.control import loop
@@ -271,9 +272,9 @@ def neighbours(
     (value, f_x), f_y = _upper_parts(problem, x, flat.unravel(y))
 
     def piece(active):
-        inverse = schur(factor, active)
-        v, w = kkt_solve(factor, inverse, columns * f_y, jnp.zeros_like(norm))
-        return f_x - v @ turn - w @ B, inverse.independent
+        kkt = factor.on(active)
+        v, w = kkt.solve(columns * f_y, jnp.zeros_like(norm))
+        return f_x - v @ turn - w @ B, kkt.rows.independent
 
     gradients, independent = jax.lax.map(piece, subsets)
     valid = independent & jnp.all(jnp.isfinite(gradients), axis=1)
@@ -299,8 +300,8 @@ def _distances(lower: LowerSolution, factor, turn, A, B, norm):
 
     The derivative of the KKT system on the active rows, one column per entry of `x`.
     """
-    inverse = lower.factor.rows_inverse
-    columns = lambda top, bottom: kkt_solve(factor, inverse, -top, -bottom)
+    kkt = KKT(factor, lower.factor.rows_inverse)
+    columns = lambda top, bottom: kkt.solve(-top, -bottom)
     dy, dmu = jax.vmap(columns, in_axes=1, out_axes=1)(turn, B)
     rate = lambda rows: jnp.sqrt(jnp.sum(rows**2, axis=1))
     over = lambda size, rate: jnp.where(
@@ -333,7 +334,6 @@ def shortest(points: Float[Array, "m d"], valid: Bool[Array, " m"]):
         1 / length,
         valid,
         jnp.zeros_like(valid),
-        max_steps=20 * valid.size + 100,
     )
     weights = jnp.maximum(dual.mu, 0) / length
     return weights @ points / jnp.sum(weights)
