@@ -181,7 +181,7 @@ def evaluate(
         e = _evaluate(problem, x, solver, adjoint, warm)
         return _with_quality(e, problem, x, adjoint) if quality else e
     whole = once(_whole, problem, solver)
-    path = _usual_path_of(whole, problem, x)
+    path = _usual_path_of(whole, problem, x, warm is None)
     e, left_out = None, True
     if path.pays():
         begin = cold_start(problem) if warm is None else warm
@@ -261,10 +261,10 @@ class _Met(UsualPath):
 _OFTEN = 20
 
 
-def _usual_path_of(whole, problem: Problem, x) -> UsualPath:
+def _usual_path_of(whole, problem: Problem, x, cold: bool) -> UsualPath:
     """The usual path; functions are checked where they meet new shapes."""
     leaves, structure = jax.tree.flatten(x)
-    key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    key = structure, cold, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     if key not in whole.form.met:
         make_room()
         check_functions(problem, x)

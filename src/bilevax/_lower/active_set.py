@@ -30,11 +30,11 @@ from .._programs.control import (
     in_stages,
     loop,
     on_host,
+    on_usual_path,
     once,
     packed,
     rarely,
     run_if,
-    run_unless,
     unless_rarely,
 )
 from .._programs.modules import made, plain_method, with_fields
@@ -45,7 +45,7 @@ from .classify import Split, classify
 from .columns import may_have_units, units_of_columns
 from .dense import FlatLower, Rows, Unravel, hessian_of, unit_rows
 from .flat import convexified, is_decided, is_loose
-from .kkt import KKT, Factor, Schur, blank_factor, blank_schur, factorise, schur
+from .kkt import KKT, Factor, Schur, blank_factor, blank_schur, factorise
 from .newton import Sweep, begin, is_solved, newton_pass, without_decline
 from .safeguard import Guarded, guarded_step, no_step
 
@@ -84,15 +84,13 @@ class ActiveSet(AbstractLowerSolver):
 
     def __call__(self, problem, x, warm=None):
         p = start(problem, x, warm)
-        inverse = run_unless(
-            p.same, lambda _: schur(p.factor, p.active), p.rows_inverse
-        )
-        sweep = begin(p.lower, p.rows, inverse, p.y, p.multipliers, p.active)
+        kkt = KKT(p.factor, p.rows_inverse)
+        sweep = begin(p.lower, p.rows, kkt.rows, p.y, p.multipliers, p.active)
         # The usual case of a warm start, outside the loop so that the factor is read
-        # and not copied. What a blank factor finds, even at rest, proves nothing.
-        if not in_stages() or p.factor.definite:
-            kkt = KKT(p.factor, inverse)
-            sweep = newton_pass(p.lower, p.rows, kkt, sweep, False)
+        # and not copied; where less is compiled, in the loop. What a blank factor
+        # finds, even at rest, proves nothing.
+        if not (on_usual_path() or in_stages() and not p.factor.definite):
+            sweep = newton_pass(p.lower, p.rows, kkt.on(p.active), sweep, False)
         return self._run(problem, x, p, sweep, p.factor)
 
     @plain_method
@@ -147,12 +145,13 @@ class ActiveSet(AbstractLowerSolver):
             return _guarded(p, step)
 
         def newton(p: Progress):
-            kkt = factor.on(p.sweep.next_active)
+            kkt = KKT(factor, p.sweep.rows_inverse).on(p.sweep.next_active, stale)
             sweep = newton_pass(lower, rows, kkt, p.sweep, p.mode == _HOLD)
             return _passed(p, sweep, factor, self.max_passes, max_rounds)
 
         def restart(new: Progress):
-            step, inverse = new.last, new.sweep.rows_inverse
+            # What is known of rows may belong to an older factor.
+            step, inverse = new.last, blank_schur(rows.rhs.size, rows.rhs.dtype)
             y, multipliers, active = step.y, step.multipliers, step.active
             sweep = begin(lower, rows, inverse, y, multipliers, active)
             return new._replace(sweep=sweep)
@@ -291,8 +290,7 @@ def _trusted(new: Progress, factor: Factor) -> Progress:
 class Start(NamedTuple):
     """Where a solve begins: primal–dual point, factor, and the inverse of its rows.
 
-    `cold` is the start without a warm one; `same` says that `rows_inverse` is of the
-    `active` rows.
+    `cold` is the start without a warm one.
     """
 
     lower: Any
@@ -302,7 +300,6 @@ class Start(NamedTuple):
     y: Float[Array, " n"]
     multipliers: Float[Array, " k"]
     active: Bool[Array, " k"]
-    same: Bool[Array, ""]
     factor: Factor
     rows_inverse: Schur
 
@@ -347,7 +344,6 @@ def start(problem, x, warm: LowerSolution | None = None) -> Start:
         y=xp.where(usable, ravel(warm.y).astype(dtype) / columns, cold),
         multipliers=xp.where(usable & active, warm.multipliers * rows.norm, 0),
         active=active,
-        same=xp.all(active == factor.rows_inverse.active),
         factor=factor.hessian,
         rows_inverse=factor.rows_inverse,
     )

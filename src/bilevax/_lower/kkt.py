@@ -4,7 +4,7 @@ With `H = L L^T` the Hessian of `g` in `y` and unit rows `a_i`, put
 
     W_i = L^{-1} a_i / sigma_i,   sigma_i = |L^{-1} a_i|,   G = W W^T  (unit diagonal).
 
-A `Factor` holds these, `factor.on(S)` adds the inverse of the Schur complement
+A `Factor` holds these, `KKT.on(S)` adds the inverse of the Schur complement
 `A_S H^{-1} A_S^T`, and `solve` of that `KKT` is products alone. Both are kept until the
 Hessian or the set changes. Methods that change `S` row by row work with `G`.
 
@@ -27,9 +27,9 @@ from .._programs.arrays import (
     which,
     xp,
 )
-from .._programs.control import unless_rarely
+from .._programs.control import run_unless, unless_rarely
 from .._tolerances import tolerances
-from .dense import Rows
+from .dense import BoolLike, Rows
 
 
 class Convex(NamedTuple):
@@ -103,10 +103,6 @@ class Factor(NamedTuple):
     def inverse(self) -> Float[Array, "n m"]:
         """`H^{-1}`, and beside it the transpose of `lift`, which is `A H^{-1}`."""
         return self.line_inverse.reshape(self.diagonal.size, -1)
-
-    def on(self, active) -> "KKT":
-        """The KKT system on the `active` rows."""
-        return KKT(self, schur(self, active))
 
 
 def factorise(rows: Rows, convex: Convex) -> Factor:
@@ -187,6 +183,12 @@ class KKT(NamedTuple):
 
     hessian: Factor
     rows: Schur
+
+    def on(self, active, stale: BoolLike = False) -> "KKT":
+        """The system on the `active` rows; `stale` if `rows` is of another Hessian."""
+        known = xp.all(active == self.rows.active) & ~xp.asarray(stale)
+        invert = lambda _: schur(self.hessian, active)
+        return KKT(self.hessian, run_unless(known, invert, self.rows))
 
     def solve(self, top, bottom):
         """`d, mu` with `H d + A_S^T mu = top` and `A_S d = bottom_S`, `mu = 0` off `S`.

@@ -32,6 +32,7 @@ from .._programs.control import (
     on_host,
     run_if,
     stage_by_stage,
+    usual_path_in_use,
 )
 from .._programs.quick import once_jit
 from .._programs.threads import few_threads
@@ -40,7 +41,7 @@ from .._tolerances import tolerances
 
 # Searches in a row that may fail before the descent ends.
 _STALLS = 12
-# Evaluations stage by stage; a search that wants more of them is a program.
+# Evaluations between two looks at whether the usual path is one.
 _FEW = 400
 
 
@@ -117,16 +118,30 @@ def polish(
     `lower` is the lower-level solution at `x`.
     """
     solver = checked_solver(problem, None, False)
-    unravel, search = Unravel.like(x), None
+    search = None
     if staged(problem, x, solver, problem.adjoint, lower):
-        few = min(_FEW, max_evaluations)
-        with stage_by_stage(), often(), few_threads(problem):
-            here, at, begun, size = on_host((problem, x, lower, length))
-            search = _searching(here, unravel, _start(at, begun, size), size, few)
-            if not (search.going and max_evaluations > few):
-                return on_device(_ended(search, unravel))
-        search, max_evaluations = on_device(search), max_evaluations - few
+        with often(), few_threads(problem), stage_by_stage():
+            search = _in_stages(problem, x, lower, length, max_evaluations)
+            max_evaluations -= int(search.evaluations)
+            if not (search.going and max_evaluations):
+                return on_device(_ended(search, Unravel.like(x)))
+        search = on_device(search)
     return _as_program(problem, x, lower, length, search, max_evaluations)
+
+
+def _in_stages(problem: Problem, x, lower, length, max_evaluations: int) -> _Search:
+    """Search until nothing improves, or until a program of all would be faster."""
+    problem, x, lower, length = on_host((problem, x, lower, length))
+    unravel, search, path = (
+        Unravel.like(x),
+        _start(x, lower, length),
+        usual_path_in_use(),
+    )
+    few = min(_FEW, max_evaluations)
+    while few and search.going and (path is None or path.pays()):
+        search = _searching(problem, unravel, search, length, few)
+        few = min(_FEW, max_evaluations - int(search.evaluations))
+    return search
 
 
 def _searching(problem: Problem, unravel, start, length, max_evaluations: int):

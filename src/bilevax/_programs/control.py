@@ -150,6 +150,11 @@ def usual_path(function: Callable) -> Callable:
     return lambda *arguments: compiled()(*arguments)
 
 
+def on_usual_path() -> bool:
+    """Whether the program that is being traced leaves rare branches out."""
+    return _left_out.get() is not None
+
+
 def _any(predicates) -> Any:
     return functools.reduce(jnp.logical_or, predicates, jnp.asarray(False))
 
