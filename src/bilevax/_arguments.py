@@ -1,6 +1,7 @@
 """Checks of arguments that several functions take."""
 
 import numbers
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -40,3 +41,13 @@ def check_number(value: Any, name: str, what: str, low=-np.inf, high=np.inf) -> 
     fine = isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
     if not (fine and low <= float(value) < high):
         raise ValueError(f"`{name}` is {what}; got {value!r}.")
+
+
+def fraction(text: str) -> float:
+    """A number such as `0.03` or `8/255`."""
+    try:
+        return float(Fraction(text))
+    except ZeroDivisionError:
+        raise ValueError(f"{text} divides by zero.") from None
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no number; write it as 0.03 or 8/255.") from None

@@ -13,6 +13,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import bilevax as bx
+from bilevax._arguments import fraction
 from bilevax._methods.base import Scales
 from bilevax.adversarial.data.batches import Batch, ImageBatches
 from bilevax.adversarial.networks.models import build
@@ -27,7 +28,7 @@ from bilevax.adversarial.training.problem import (
 )
 from bilevax.adversarial.training.recipes import instance_of, method_of
 from bilevax.adversarial.training.schedules import SCHEDULES, Rate
-from bilevax.adversarial.training.settings import Settings, fraction
+from bilevax.adversarial.training.settings import Settings
 from bilevax.adversarial.training.watch import collapsed
 
 KEY = jr.key(0)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from ..adversarial.training.settings import fraction
+from .._arguments import fraction
 
 
 def count(text: str) -> int:

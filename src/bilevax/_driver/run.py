@@ -216,7 +216,7 @@ class Run:
         if self.output != "random":
             return -1
         drawn = jr.randint(jr.fold_in(self.key, self.num_steps), (), 0, self.num_steps)
-        return max(0, int(drawn) - getattr(self.method, "window", 0))
+        return max(0, int(drawn) - self.method.lag)
 
     def _reason_to_stop(self, x, e, history, scales, seconds) -> str | None:
         momentum = history["momentum_norm"][-1]

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._constraints import AbstractConstraints
 from .._lower.base import LowerSolution
-from .._lower.dense import curvature, flatten, largest, ratio
+from .._lower.dense import curvature, flatten, largest, probe, ratio
 from .._lower.free import free_solve, free_subspace
 from .._problem.problem import Problem
 from .._programs.arrays import xp
@@ -251,9 +251,7 @@ class Danskin(AbstractAdjoint):
 
 def largest_curvature(operator, like, steps: int = 30):
     """The largest eigenvalue of a symmetric operator, by power iteration."""
-    n = like.size
-    start = jnp.cos(1.0 + 2.4 * jnp.arange(n)).astype(like.dtype)
-    start = operator(start)
+    start = operator(probe(like))
 
     def body(_, v):
         return operator(v / jnp.maximum(jnp.linalg.norm(v), jnp.finfo(v.dtype).tiny))

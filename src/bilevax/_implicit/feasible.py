@@ -159,7 +159,7 @@ def _weight(problem: Problem, d: int, dtype) -> Float[Array, ""]:
 
 def _joint(rows, x, y, weight) -> Problem:
     return Problem(
-        _no_upper,
+        no_upper,
         _Distance(y, weight),
         Polyhedron(A=rows[0], b=rows[1], A_eq=rows[2], b_eq=rows[3]),
         y0=jnp.concatenate([x, y]),
@@ -178,7 +178,7 @@ class _Distance(eqx.Module):
         return distance + 0.5 * self.weight * jnp.sum((y - self.near) ** 2)
 
 
-def _no_upper(x, u):
+def no_upper(x, u):
     return jnp.zeros((), u.dtype)
 
 

@@ -182,7 +182,8 @@ def evaluate(
         return _with_quality(e, problem, x, adjoint) if quality else e
     whole = once(_whole, problem, solver)
     path = _usual_path_of(whole, problem, x, warm is None)
-    e, left_out = None, True
+    e: Any = None
+    left_out: Any = True
     if path.pays():
         begin = cold_start(problem) if warm is None else warm
         e, left_out = _usually(whole, packed((adjoint,)), x, begin)
@@ -202,11 +203,11 @@ def _with_quality(e: Evaluation, problem: Problem, x, adjoint) -> Evaluation:
 
 @usual_path
 def _usually(whole, adjoint, x, warm) -> Evaluation:
-    problem, solver = whole
-    return strongly_typed(_evaluate(problem, x, solver, *adjoint, warm))
+    (problem, solver), (adjoint,) = whole, adjoint
+    return strongly_typed(_evaluate(problem, x, solver, adjoint, warm))
 
 
-def _evaluate(problem: Problem, x, solver, adjoint, warm) -> Evaluation:
+def _evaluate(problem: Problem, x, solver, adjoint: Any, warm: Any) -> Evaluation:
     problem = problem.localised(x)
     whole = once(_whole, problem, solver)
     lower = solver(problem, x, warm)

@@ -180,8 +180,13 @@ def hessian_of(lower: FlatLower, y) -> Float[Array, "n n"]:
     return lower.hessian(y)
 
 
+def probe(like: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Numbers without a pattern that data could share, the same in every run."""
+    return xp.cos(1.0 + 2.4 * xp.arange(like.size)).astype(like.dtype)
+
+
 def random_signs(like: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Signs without a pattern that data could share, the same in every run."""
+    """The signs of another `probe`."""
     waves = xp.sin(1.0 + 2.4 * xp.arange(like.size))
     return xp.where(waves > 0, 1.0, -1.0).astype(like.dtype)
 

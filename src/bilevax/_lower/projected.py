@@ -16,7 +16,7 @@ from .._programs.control import loop
 from .._status import Status
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution
-from .dense import FlatLower, flatten, largest, ratio
+from .dense import FlatLower, flatten, largest, probe, ratio
 from .free import free_solve, free_subspace
 
 
@@ -150,8 +150,7 @@ def _curvature(lower: FlatLower, y):
     def body(_, v):
         return lower.hessian_product(y, v / jnp.linalg.norm(v))
 
-    start = jnp.cos(1.0 + 2.4 * jnp.arange(y.size)).astype(y.dtype)
-    return 1.05 * jnp.linalg.norm(jax.lax.fori_loop(0, 12, body, start))
+    return 1.05 * jnp.linalg.norm(jax.lax.fori_loop(0, 12, body, probe(y)))
 
 
 def _accelerate(lower, constraints, face: _Face, curvature, num_steps, rounding):
@@ -258,10 +257,9 @@ def _is_loose(lower: FlatLower, constraints, face: _Face):
         return jnp.asarray(False)
     held = face.active | _pinned(constraints)
     free = ~jnp.any(held.reshape(2, -1), axis=0)
-    probe = jnp.where(free, jnp.cos(1.0 + 2.4 * jnp.arange(free.size)), 0)
-    push = jnp.abs(lower.hessian_product(face.y, probe.astype(face.y.dtype)))
+    push = jnp.abs(lower.hessian_product(face.y, jnp.where(free, probe(face.y), 0)))
     none = push <= tolerances(push.dtype).eps ** 2 * largest(push)[0]
-    return jnp.any(free & none & (probe != 0))
+    return jnp.any(free & none)
 
 
 def _status(constraints, x, end: _Round, tol, loose):

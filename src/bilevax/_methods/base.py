@@ -143,6 +143,11 @@ class AbstractMethod(eqx.Module):
         """Whether `init` needs the scales of the problem; to measure them costs."""
         return True
 
+    @property
+    def lag(self) -> int:
+        """How many steps before a random one the returned iterate lies."""
+        return 0
+
     def refusal(self, problem: AbstractProblem) -> str | None:
         """Why this method cannot run on `problem`, in one sentence; None if it can."""
         return None

@@ -97,6 +97,10 @@ class DSBLO(AbstractAskingMethod):
         )
 
     @property
+    def lag(self):
+        return self.window
+
+    @property
     def uses_scales(self):
         return self.gamma1 is None or self.perturbation is None
 

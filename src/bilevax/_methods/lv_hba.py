@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from .._constraints import Polyhedron
 from .._constraints.base import AbstractFixedSet
 from .._implicit.adjoint import largest_curvature
-from .._implicit.feasible import joint_rows, onto_domain
+from .._implicit.feasible import joint_rows, no_upper, onto_domain
 from .._implicit.hypergradient import Evaluation
 from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
@@ -371,7 +371,7 @@ def _project(problem: Problem, x, y, constants: Constants, warm):
         ]
     )
     joint = Problem(
-        _no_upper,
+        no_upper,
         _Distance(weights / jnp.max(weights)),
         Polyhedron(A=A, b=b, A_eq=A_eq, b_eq=b_eq),
         y0=target,
@@ -386,7 +386,3 @@ class _Distance(eqx.Module):
 
     def __call__(self, target, u):
         return 0.5 * jnp.sum(self.weights * (u - target) ** 2)
-
-
-def _no_upper(target, u):
-    return jnp.zeros((), u.dtype)

@@ -14,7 +14,7 @@ from .._implicit.hypergradient import Evaluation
 from .._lower.active_set import ActiveSet
 from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite
 from .._lower.choose import check_warm, checked_solver
-from .._lower.dense import flatten
+from .._lower.dense import flatten, probe
 from .._problem.checks import check_functions, checked_point
 from .._problem.problem import Problem
 from .._programs.quick import quick_jit
@@ -198,7 +198,7 @@ def natural_weights(
     upper_gradient = jax.grad(
         lambda flat: problem.upper_value(x, lower.unravel(flat))[0]
     )
-    wave = jnp.cos(1.0 + 2.4 * jnp.arange(flat.size)).astype(flat.dtype)
+    wave = probe(flat)
     pull, _, upper_bend = _pull(upper_gradient, flat, wave)
     own, turned, lower_bend = _pull(lower.gradient, flat, wave)
     if force is None:

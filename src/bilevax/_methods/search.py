@@ -73,7 +73,7 @@ def value_at(problem: Problem, x: PyTree[Array], warm: LowerSolution) -> Point:
         lower, x, work, tries, _ = carry
         if moves(problem):
             x = run_if(tries > 0, lambda x: onto_allowed(problem, x), x)
-        lower = solver(problem, x, lower)
+        lower = solver(problem.localised(x), x, lower)
         spent = lower.iterations
         work = Work(
             lower_solves=work.lower_solves + 1,
@@ -102,8 +102,9 @@ def gradient_if(
     """The gradient of `F` at `point` where `wanted`, and whether it is there."""
 
     def gradient(_):
-        adjoint = default_adjoint(point.lower)
-        return implicit_gradient(problem, point.x, point.lower, adjoint).grad
+        adjoint = problem.adjoint or default_adjoint(point.lower)
+        local = problem.localised(point.x)
+        return implicit_gradient(local, point.x, point.lower, adjoint).grad
 
     grad = run_if(wanted, gradient, otherwise)
     fine = wanted & jnp.isfinite(point.value) & all_finite(grad)

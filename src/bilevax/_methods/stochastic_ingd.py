@@ -71,6 +71,10 @@ class StochasticINGD(AbstractMethod):
     def __check_init__(self):
         check_constants(self)
 
+    @property
+    def lag(self):
+        return self.window
+
     def init(self, problem, x, lower, scales, *, key):
         return first_momentum(x, lower, scales)
 

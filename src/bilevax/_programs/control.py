@@ -131,7 +131,7 @@ def stage(function: Callable) -> Callable:
     return call
 
 
-def usual_path(function: Callable) -> Callable:
+def usual_path(function: Callable) -> Callable[..., tuple[Any, Any]]:
     """`function` without its rare branches, and whether one of them was needed.
 
     A program of its own like a `stage`, but with JAX's arrays as results.
@@ -260,7 +260,7 @@ def alone():
         yield
 
 
-def run_if(predicate: Bool[Array, ""], function, operand):
+def run_if(predicate: Bool[Array, ""], function, operand: Any) -> Any:
     """`function(operand)` where `predicate` holds, else `operand`.
 
     In a program a loop of at most one trip: under vmap its body runs only if some
@@ -291,7 +291,7 @@ def run_if(predicate: Bool[Array, ""], function, operand):
     return operand
 
 
-def rarely(predicate: Bool[Array, ""], function, operand):
+def rarely(predicate: Bool[Array, ""], function, operand: Any) -> Any:
     """`run_if` for what is rarely needed: no part of the usual path."""
     if _left_out.get() is None:
         return run_if(predicate, function, operand)
@@ -342,7 +342,7 @@ def choose_rarely(predicate: Bool[Array, ""], function, other, operand):
     return run_if(~predicate, other, rarely(predicate, function, operand))
 
 
-def loop(condition, body, state, limit: Any):
+def loop(condition, body, state: Any, limit: Any) -> Any:
     """`state = body(state)` while `condition(state)`, at most `limit` times."""
     go = condition(state)
     if _decided(go):

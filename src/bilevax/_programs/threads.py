@@ -7,6 +7,7 @@ own. Below some hundred rows these wait for each other much longer than they com
 import contextlib
 import functools
 import threading
+from typing import Any
 
 import jax
 from threadpoolctl import ThreadpoolController
@@ -19,7 +20,8 @@ class _Limit:
     """One thread as long as somebody asks for it; calls may overlap."""
 
     def __init__(self):
-        self.lock, self.count, self.limit = threading.Lock(), 0, None
+        self.lock, self.count = threading.Lock(), 0
+        self.limit: Any = None
 
     def __enter__(self):
         with self.lock:

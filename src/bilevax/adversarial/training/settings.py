@@ -1,7 +1,6 @@
 """Everything that decides a training run, as one record that goes into its rows."""
 
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 
 from ..attacks.boxes import check_radius
 from .schedules import SCHEDULES
@@ -129,13 +128,3 @@ class Settings:
     def as_row(self) -> dict:
         """All settings, with the attack step and its default resolved."""
         return asdict(self) | dict(attack_step=self.step_of_attack)
-
-
-def fraction(text: str) -> float:
-    """A number such as `0.03` or `8/255`."""
-    try:
-        return float(Fraction(text))
-    except ZeroDivisionError:
-        raise ValueError(f"{text} divides by zero.") from None
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no number; write it as 0.03 or 8/255.") from None
