@@ -15,7 +15,7 @@ from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import flatten
 from .._lower.dual_active_set import dual_active_set
-from .._lower.kkt import KKT
+from .._lower.kkt import KKT, schur
 from .._problem.problem import Problem
 from .._problem.stochastic import StochasticProblem
 from .._programs.control import loop
@@ -272,7 +272,7 @@ def neighbours(
     (value, f_x), f_y = _upper_parts(problem, x, flat.unravel(y))
 
     def piece(active):
-        kkt = factor.on(active)
+        kkt = KKT(factor, schur(factor, active))
         v, w = kkt.solve(columns * f_y, jnp.zeros_like(norm))
         return f_x - v @ turn - w @ B, kkt.rows.independent
 
