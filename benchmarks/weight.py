@@ -73,13 +73,9 @@ def equations() -> int:
 
 
 def _counted(jaxpr) -> int:
-    import jax
-
-    inner = jax.core.jaxprs_in_params if hasattr(jax.core, "jaxprs_in_params") else None
     total = 0
     for equation in jaxpr.eqns:
-        parts = inner(equation.params) if inner else _inside(equation.params)
-        nested = [_counted(part) for part in parts]
+        nested = [_counted(part) for part in _inside(equation.params)]
         # A call is its body, a loop or branch an equation with a body.
         call = equation.primitive.name in ("jit", "pjit", "closed_call")
         total += sum(nested) + (0 if call else 1)

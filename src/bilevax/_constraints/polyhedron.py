@@ -116,6 +116,8 @@ class Polyhedron(AbstractConstraints):
 
     @plain_method
     def check_x(self, x):
+        if self.B is None and self.B_eq is None:
+            return
         size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(x))
         for name, B in (("B", self.B), ("B_eq", self.B_eq)):
             if B is not None and B.shape[1] != size:

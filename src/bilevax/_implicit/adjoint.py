@@ -11,6 +11,7 @@ serves the gradient (adjoint) and the tangent alike.
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,7 +26,7 @@ from .._lower.dense import curvature, flatten, largest, probe, ratio
 from .._lower.free import free_solve, free_subspace
 from .._problem.problem import Problem
 from .._programs.arrays import xp
-from .._programs.control import loop, unless_rarely
+from .._programs.control import in_stages, loop, unless_rarely
 from .._programs.modules import plain_method
 from .._status import is_traced
 from .._tolerances import tolerances
@@ -70,6 +71,11 @@ class AbstractAdjoint(eqx.Module):
     ) -> tuple[Float[Array, " n"], Float[Array, " k"], Bool[Array, ""]]:
         """`v`, `w` and whether the residual is small."""
 
+    def inverse(self, system: KKTSystem, solution: LowerSolution) -> Callable:
+        """`v` as a function of `top`, for `bottom = 0`; a few digits are enough."""
+        bottom = xp.zeros_like(solution.multipliers)
+        return lambda top: self.solve(system, solution, top, bottom)[0]
+
 
 class DenseAdjoint(AbstractAdjoint):
     """The factor of the lower-level solve, with iterative refinement."""
@@ -78,7 +84,7 @@ class DenseAdjoint(AbstractAdjoint):
 
     @plain_method
     def solve(self, system, solution, top, bottom):
-        factor, active = solution.factor, solution.active
+        factor, active = solution.factor.open(), solution.active
         side, v, w = _solved(factor, active, top, bottom)
 
         def attempt(v, w) -> Attempt:
@@ -93,6 +99,12 @@ class DenseAdjoint(AbstractAdjoint):
         best = loop(lambda a: a.going, refine, first, limit=self.max_steps - 1)
         best = unless_rarely(best.fine, lambda a: _explained(factor, a), best)
         return best.v, best.w, best.fine
+
+    @plain_method
+    def inverse(self, system, solution):
+        factor, active = solution.factor.open(), solution.active
+        bottom = xp.zeros_like(solution.multipliers)
+        return lambda top: _solved(factor, active, top, bottom)[1]
 
 
 class Attempt(NamedTuple):
@@ -251,15 +263,18 @@ class Danskin(AbstractAdjoint):
 
 def largest_curvature(operator, like, steps: int = 30):
     """The largest eigenvalue of a symmetric operator, by power iteration."""
-    start = operator(probe(like))
+    tiny = jnp.finfo(like.dtype).tiny
 
     def body(_, v):
-        return operator(v / jnp.maximum(jnp.linalg.norm(v), jnp.finfo(v.dtype).tiny))
+        return operator(v / xp.maximum(xp.linalg.norm(v), tiny))
 
-    return jnp.maximum(
-        jnp.linalg.norm(jax.lax.fori_loop(0, steps, body, start)),
-        jnp.finfo(like.dtype).tiny,
-    )
+    v = operator(probe(like))
+    if in_stages():
+        for i in range(steps):
+            v = body(i, v)
+    else:
+        v = jax.lax.fori_loop(0, steps, body, v)
+    return xp.maximum(xp.linalg.norm(v), tiny)
 
 
 def _reduce(system: KKTSystem, top, bottom):

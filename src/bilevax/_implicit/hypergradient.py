@@ -7,17 +7,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
 from .._lower.active_set import ActiveSet, blank_solution, cold_start
 from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite, strongly_typed
-from .._lower.choose import check_choice, check_warm, checked_solver
+from .._lower.choose import USUAL_SOLVER, check_choice, check_warm, checked_solver
 from .._lower.dense import FlatLower, Unravel
 from .._problem.checks import check_functions, checked_point
 from .._problem.problem import AbstractLocalLower, Problem, bare
 from .._programs.arrays import ravel, xp
 from .._programs.control import (
+    Packed,
     UsualPath,
     in_stages,
     on_device,
@@ -29,8 +29,8 @@ from .._programs.control import (
     usual_path,
     usual_path_in_use,
 )
-from .._programs.modules import made, with_fields
-from .._programs.quick import in_program, quick_jit
+from .._programs.modules import made, remembered, with_fields
+from .._programs.quick import in_program, is_plain, quick_jit
 from .._programs.room import make_room
 from .._programs.threads import few_threads
 from .._status import (
@@ -47,7 +47,6 @@ from .adjoint import (
     DenseAdjoint,
     KKTSystem,
     default_adjoint,
-    kkt_system,
 )
 from .quality import Quality, quality_of
 
@@ -141,30 +140,22 @@ def staged(problem: Problem, x, solver, adjoint, warm=None) -> bool:
     usual = isinstance(solver, ActiveSet) and isinstance(adjoint, _STAGED)
     if not usual or isinstance(problem.lower, AbstractLocalLower):
         return False
-    return not in_program() and _is_plain((problem, x, warm))
+    return not in_program() and is_plain((x, warm)) and _has_plain_arrays(problem)
 
 
-_SOLVER = ActiveSet()
 _STAGED = DenseAdjoint | type(None)
-
-
-def _is_plain(tree) -> bool:
-    """Whether all arrays are concrete and on one CPU."""
-    for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, Tracer):
-            return False
-        if isinstance(leaf, jax.Array):
-            devices = leaf.devices()
-            if len(devices) > 1 or next(iter(devices)).platform != "cpu":
-                return False
-    return True
+_has_plain_arrays = remembered(is_plain)
 
 
 def _in_stages(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     if in_stages():
         return evaluate(problem, x, solver, adjoint, warm, quality)
     with stage_by_stage(), few_threads(problem):
-        return on_device(evaluate(problem, x, solver, adjoint, warm, quality))
+        whole = _ready(problem) if solver is USUAL_SOLVER else None
+        e = evaluate(problem, x, solver, adjoint, warm, quality, whole)
+        # What a program leaves is there already.
+        there = isinstance(e.value, jax.Array) and not quality
+        return e if there else on_device(e)
 
 
 @quick_jit
@@ -174,19 +165,19 @@ def _as_program(problem, x, solver, adjoint, warm, quality) -> Evaluation:
 
 
 def evaluate(
-    problem: Problem, x, solver, adjoint, warm, quality: bool = False
+    problem: Problem, x, solver, adjoint, warm, quality: bool = False, whole=None
 ) -> Evaluation:
     """`F` and its gradient at `x`, with nothing checked and nothing raised."""
     if not in_stages():
         e = _evaluate(problem, x, solver, adjoint, warm)
         return _with_quality(e, problem, x, adjoint) if quality else e
-    whole = once(_whole, problem, solver)
+    whole = once(_whole, problem, solver) if whole is None else whole
     path = _usual_path_of(whole, problem, x, warm is None)
     e: Any = None
     left_out: Any = True
     if path.pays():
         begin = cold_start(problem) if warm is None else warm
-        e, left_out = _usually(whole, packed((adjoint,)), x, begin)
+        e, left_out = _usually(whole, _packed_adjoint(adjoint), x, begin)
         path.met(bool(left_out))
     if left_out:
         problem, x, warm = on_host((problem, x, warm))
@@ -194,10 +185,20 @@ def evaluate(
     return _with_quality(e, problem, x, adjoint) if quality else e
 
 
+def _packed_adjoint(adjoint):
+    return _BY_DEFAULT if adjoint is None else packed((adjoint,))
+
+
+_BY_DEFAULT = Packed((None,))
+
+
 def _with_quality(e: Evaluation, problem: Problem, x, adjoint) -> Evaluation:
-    adjoint = default_adjoint(e.lower) if adjoint is None else adjoint
-    problem = bare(problem.localised(x))
-    found = _quality(packed((problem, adjoint)), x, e.lower, e.grad)
+    problem, x, e = on_host((problem, x, e)) if in_stages() else (problem, x, e)
+    problem = problem.localised(x)
+    whole, lower = once(_whole, problem, USUAL_SOLVER), e.lower
+    adjoint = default_adjoint(lower) if adjoint is None else adjoint
+    system = _system(problem, x, lower)
+    found = quality_of(whole, system, x, lower, adjoint, e.grad)
     return with_fields(e, quality=found)
 
 
@@ -232,6 +233,12 @@ def _whole(problem: Problem, solver):
     return packed((bare(problem), solver))
 
 
+@remembered
+def _ready(problem: Problem):
+    """The same for the usual solver, for every call with this problem."""
+    return _whole(problem, USUAL_SOLVER)
+
+
 def exact(problem: Problem) -> Callable[..., Evaluation]:
     """`(x, warm) -> Evaluation`; in stages nothing is checked again."""
     if not in_stages():
@@ -248,17 +255,7 @@ def _read(e: Evaluation) -> Evaluation:
     return with_fields(e, lower=with_fields(e.lower, factor=factor))
 
 
-class _Met(UsualPath):
-    """How often functions and shapes were met by calls that may be the only ones."""
-
-    times = 0
-
-    def pays(self):
-        self.times += 1
-        return self.times > _OFTEN and super().pays()
-
-
-# So many evaluations one by one, and the usual path is compiled.
+# So many calls that may each be the only one, and the usual path is compiled.
 _OFTEN = 20
 
 
@@ -269,15 +266,8 @@ def _usual_path_of(whole, problem: Problem, x, cold: bool) -> UsualPath:
     if key not in whole.form.met:
         make_room()
         check_functions(problem, x)
-        whole.form.met[key] = _Met()
+        whole.form.met[key] = UsualPath(after=_OFTEN)
     return usual_path_in_use() or whole.form.met[key]
-
-
-@stage
-def _quality(whole, x, lower: LowerSolution, grad) -> Quality:
-    problem, adjoint = whole
-    system = kkt_system(problem, x, lower.y, lower.active)
-    return quality_of(problem, system, x, lower, adjoint, grad)
 
 
 def _judged(states, found: "Implicit"):
@@ -324,22 +314,27 @@ def implicit_gradient(
     and subtract from `grad_x f` the `x`-gradient of `<grad_y g, v> + <w, B x>`.
     `whole` is the problem, ready for stages.
     """
-    whole = _whole(problem, _SOLVER) if whole is None else whole
+    whole = _whole(problem, USUAL_SOLVER) if whole is None else whole
     if isinstance(adjoint, Danskin):
         value = problem.upper_value
         (value, aux), grad = jax.value_and_grad(value, has_aux=True)(x, lower.y)
         inside = whole[1].inside(problem, x, lower.y)
         return Implicit(value, aux, grad, jnp.asarray(True), inside)
     upper = _upper(whole, x, lower.y)
+    system = _system(problem, x, lower)
+    top = ravel(upper.f_y).astype(system.y.dtype)
+    bottom = xp.zeros_like(lower.multipliers)
+    v, w, fine = adjoint.solve(system, lower, top, bottom)
+    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, v, w)
+    return Implicit(upper.value, upper.aux, grad, fine, inside)
+
+
+def _system(problem: Problem, x, lower: LowerSolution) -> KKTSystem:
     y, unravel = ravel(lower.y), once(Unravel.like, problem.y0)
     # In stages of the form that the lower level has, for which a program exists.
     columns = np.ones_like(y) if in_stages() else None
     flat = packed(FlatLower(problem.lower, x, unravel, columns))
-    system = KKTSystem(problem.constraints, flat, y, lower.active)
-    top, bottom = ravel(upper.f_y).astype(y.dtype), xp.zeros_like(lower.multipliers)
-    v, w, fine = adjoint.solve(system, lower, top, bottom)
-    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, v, w)
-    return Implicit(upper.value, upper.aux, grad, fine, inside)
+    return KKTSystem(problem.constraints, flat, y, lower.active)
 
 
 class _Upper(NamedTuple):

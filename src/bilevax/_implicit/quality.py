@@ -7,9 +7,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from .._lower.base import LowerSolution
-from .._lower.dense import largest
+from .._lower.dense import Unravel, along, curvature, largest
 from .._lower.free import free_subspace
-from .._problem.problem import Problem
+from .._programs.arrays import ravel, xp
+from .._programs.control import stage
+from .._programs.modules import made
 from .._tolerances import tolerances
 from .adjoint import AbstractAdjoint, KKTSystem, largest_curvature
 
@@ -32,20 +34,19 @@ class Quality(eqx.Module):
 
 
 def quality_of(
-    problem: Problem,
-    system: KKTSystem,
-    x,
-    lower: LowerSolution,
-    adjoint: AbstractAdjoint,
-    grad,
+    whole, system: KKTSystem, x, lower: LowerSolution, adjoint: AbstractAdjoint, grad
 ) -> Quality:
-    """Estimate the quality of `grad`, a handful of solves and products."""
+    """Estimate the quality of `grad`, a handful of solves and products.
+
+    `whole` begins with the problem, ready for stages.
+    """
     condition = _condition(system, lower, adjoint)
     y_error = _lower_error(system, x, lower, adjoint)
-    change = _gradient_change(problem, system, x, lower, adjoint, y_error)
+    f_y, quadratic = _bent_upper(whole, x, system.y)
+    change = _gradient_change(whole, system, x, lower, adjoint, f_y, y_error)
     noise = tolerances(system.y.dtype).eps * condition
-    bias = jnp.linalg.norm(change) + noise * jnp.linalg.norm(ravel_pytree(grad)[0])
-    return Quality(condition, bias, _is_quadratic(problem, system, x))
+    bias = xp.linalg.norm(change) + noise * xp.linalg.norm(ravel(grad))
+    return made(Quality, condition=condition, bias=bias, bias_is_bound=quadratic)
 
 
 def _condition(system: KKTSystem, lower, adjoint):
@@ -54,89 +55,106 @@ def _condition(system: KKTSystem, lower, adjoint):
     )
 
     def forward(d):
-        inside = free.project(d)
-        return free.project(system.lower.hessian_product(system.y, inside))
+        return free.project(curvature(system.lower, system.y, free.project(d)))
 
-    def inverse(d):
-        zeros = jnp.zeros_like(lower.multipliers)
-        return adjoint.solve(system, lower, free.project(d), zeros)[0]
-
-    top, bottom = (largest_curvature(op, system.y) for op in (forward, inverse))
+    inverse = adjoint.inverse(system, lower)
+    backward = lambda d: inverse(free.project(d))
+    top, bottom = (largest_curvature(op, system.y) for op in (forward, backward))
     # A vertex leaves no free direction: nothing to be ill-conditioned.
-    return jnp.maximum(top * bottom, 1)
+    return xp.maximum(top * bottom, 1)
 
 
 def _lower_error(system: KKTSystem, x, lower: LowerSolution, adjoint):
     """`y* - y` to first order: one KKT solve with the residual."""
     constraints = system.constraints
-    gradient = system.lower.gradient(system.y)
+    gradient = along(system.lower, system.y, xp.zeros_like(system.y))[0]
     if lower.multipliers.size:
         gradient = gradient + constraints.pull(
-            jnp.where(system.active, lower.multipliers, 0)
+            xp.where(system.active, lower.multipliers, 0)
         )
         bottom = constraints.rhs(x).astype(system.y.dtype) - constraints.push(system.y)
-        bottom = jnp.where(system.active, bottom, 0)
+        bottom = xp.where(system.active, bottom, 0)
     else:
         bottom = lower.multipliers
     return adjoint.solve(system, lower, -gradient, bottom)[0]
 
 
-def _gradient_change(problem: Problem, system: KKTSystem, x, lower, adjoint, y_error):
+def _gradient_change(whole, system: KKTSystem, x, lower, adjoint, f_y, y_error):
     """The derivative of the implicit gradient in `y`, along `y_error`.
 
     With `K` the KKT matrix and `K (v, w) = (grad_y f, 0)`, moving `y` by `e` moves `v`
     by the solution of `K (dv, dw) = (f_yy e - (dH e) v, 0)`.
     """
-    unravel = system.lower.unravel
-    zeros = jnp.zeros_like(lower.multipliers)
+    zeros = xp.zeros_like(lower.multipliers)
+    v, w, _ = adjoint.solve(system, lower, f_y, zeros)
+    bent = _bent(whole, x, system.y, v, y_error)
+    dv, dw, _ = adjoint.solve(system, lower, bent, zeros)
+    return _change(whole, x, (system.y, v, w), (y_error, dv, dw))
 
-    def f_y(y):
-        return jax.grad(lambda y: problem.upper_value(x, unravel(y))[0])(y)
+
+def _flat(whole):
+    """`f` and `g` as functions of `x` and of a flat `y`."""
+    problem = whole[0]
+    unravel = Unravel.like(problem.y0)
+    f = lambda x, y: problem.upper_value(x, unravel(y))[0]
+    g = lambda x, y: problem.lower_value(x, unravel(y))
+    return f, g
+
+
+@stage
+def _bent(whole, x, y, v, y_error):
+    """`f_yy e - (dH e) v`."""
+    f, g = _flat(whole)
+
+    def pull(y):
+        """`grad_y f - H v`."""
+        bent = jax.jvp(jax.grad(g, 1), (x, y), (_zeros(x), v))[1]
+        return jax.grad(f, 1)(x, y) - bent
+
+    return jax.jvp(pull, (y,), (y_error,))[1]
+
+
+@stage
+def _change(whole, x, at, direction):
+    """The derivative of the implicit gradient in `y`, `v` and `w`."""
+    f, g = _flat(whole)
 
     def assembled(y, v, w):
         def lagrangian(x):
-            value = problem.upper_value(x, unravel(y))[0]
-            along = jax.jvp(lambda y: problem.lower_value(x, unravel(y)), (y,), (v,))[1]
-            return value - along - problem.constraints.coupling(x, w)
+            bent = jax.jvp(lambda y: g(x, y), (y,), (v,))[1]
+            return f(x, y) - bent - whole[0].constraints.coupling(x, w)
 
         return ravel_pytree(jax.grad(lagrangian)(x))[0]
 
-    v, w, _ = adjoint.solve(system, lower, f_y(system.y), zeros)
-    _, bent = jax.jvp(
-        lambda y: f_y(y) - system.lower.hessian_product(y, v), (system.y,), (y_error,)
-    )
-    dv, dw, _ = adjoint.solve(system, lower, bent, zeros)
-    return jax.jvp(assembled, (system.y, v, w), (y_error, dv, dw))[1]
+    return jax.jvp(assembled, at, direction)[1]
 
 
-def _is_quadratic(problem: Problem, system: KKTSystem, x):
-    """Whether `f` and `g` are quadratic in `y`, by comparing derivatives far apart.
+@stage
+def _bent_upper(whole, x, y):
+    """`grad_y f`, and whether `f` and `g` are quadratic in `y`.
 
     A randomised test: second derivatives along one direction at `y` and at a point a
     unit away must agree to rounding, those mixed with `x` included.
     """
-    unravel = system.lower.unravel
-    tol = tolerances(system.y.dtype)
-    scale = 1 + jnp.linalg.norm(system.y)
-    n = system.y.size
-    d = jnp.sin(1.0 + 1.7 * jnp.arange(n)).astype(system.y.dtype)
-    away = scale * jnp.cos(0.3 + 2.1 * jnp.arange(n)).astype(system.y.dtype)
+    f, g = _flat(whole)
+    tol = tolerances(y.dtype)
+    scale = 1 + jnp.linalg.norm(y)
+    n = y.size
+    d = jnp.sin(1.0 + 1.7 * jnp.arange(n)).astype(y.dtype)
+    away = scale * jnp.cos(0.3 + 2.1 * jnp.arange(n)).astype(y.dtype)
 
-    def curvature(y):
-        def along(function):
-            return lambda x, y: jax.jvp(lambda y: function(x, unravel(y)), (y,), (d,))[
-                1
-            ]
-
+    def bends(y):
         pieces = []
-        for function in (
-            along(lambda x, y: problem.upper_value(x, y)[0]),
-            along(problem.lower_value),
-        ):
-            g_x, g_y = jax.grad(function, argnums=(0, 1))(x, y)
-            pieces.append(ravel_pytree((g_x, g_y))[0])
+        for function in (f, g):
+            slope = lambda x, y, f=function: jax.jvp(lambda y: f(x, y), (y,), (d,))[1]
+            pieces.append(ravel_pytree(jax.grad(slope, argnums=(0, 1))(x, y))[0])
         return jnp.concatenate(pieces)
 
-    here, there = curvature(system.y), curvature(system.y + away)
+    here, there = bends(y), bends(y + away)
     change, *size = largest(here - there, here, there)
-    return change <= 100 * tol.rounding * sum(size) * scale
+    quadratic = change <= 100 * tol.rounding * sum(size) * scale
+    return jax.grad(f, 1)(x, y), quadratic
+
+
+def _zeros(tree):
+    return jax.tree.map(jnp.zeros_like, tree)

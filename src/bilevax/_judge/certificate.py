@@ -9,7 +9,6 @@ at `x` is added to the hull.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import equinox as eqx
 import jax
@@ -20,21 +19,26 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray, PyTree
 
 from .._arguments import check_number, checked_key
+from .._constraints import Box
 from .._implicit.feasible import onto_domain
-from .._implicit.hypergradient import hypergradient, staged
+from .._implicit.hypergradient import evaluate, hypergradient, staged
 from .._lower.choose import checked_solver
+from .._lower.dense import Unravel
 from .._methods.polish import polish
 from .._problem.checks import checked_point
 from .._problem.perturbation import AbstractPerturbation
-from .._problem.problem import Problem
-from .._programs.control import often
+from .._problem.problem import Problem, tilted
+from .._programs.arrays import ravel
+from .._programs.control import often, on_host, stage_by_stage
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
-from .._status import is_traced, status_name
+from .._status import status_name
 from .._tolerances import tolerances
 
 # Gradients in one program, and how many are rather taken one by one.
 _BATCH, _MANY = 64, 2000
+# So many are taken one by one before a program for one pays.
+_RARE = 500
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,12 @@ def certify(
     x = checked_point(problem, x)
     flat, _ = ravel_pytree(x)
     count = max(_BATCH, 10 * flat.size) if num_samples is None else num_samples
-    ball_key, choose_key, fresh_key = jr.split(key, 3)
-    points = _ball(problem, x, radius, count, ball_key)
+    points = _ball(problem, x, radius, count, key)
+    fresh_key = key
     if perturbation is None:
         gradients, errors, fine = _gradients(problem, x, points, None, key, 1)
     else:
+        choose_key, fresh_key = jr.split(key)
         gradients, errors, fine = _gradients(
             problem, x, points, perturbation, choose_key, num_tilts
         )
@@ -185,56 +190,77 @@ class _Proximal(eqx.Module):
 def _ball(problem: Problem, x, radius, count, key) -> np.ndarray:
     """Uniform points of the ball, moved into the domain (which brings them closer)."""
     flat, unravel = ravel_pytree(x)
-    points = _uniform(flat, radius, key, count)
-    if problem.domain is None:
-        return np.asarray(points)
+    numbers = np.random.default_rng(np.asarray(jr.key_data(key)))
+    direction = numbers.normal(size=(count, flat.size))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    share = numbers.uniform(size=(count, 1)) ** (1 / flat.size)
+    points = (np.asarray(flat) + radius * share * direction).astype(flat.dtype)
+    domain = problem.domain
+    if domain is None:
+        return points
+    if isinstance(domain, Box):
+        with stage_by_stage():
+            low, high = on_host((domain.flat_lower(), domain.flat_upper()))
+        return np.clip(points, low, high)
     inside = jax.vmap(lambda p: ravel_pytree(onto_domain(problem, unravel(p)))[0])
     return np.asarray(jax.jit(inside)(points))
 
 
-@partial(jax.jit, static_argnums=3)
-def _uniform(flat, radius, key, count: int):
-    direction = jr.normal(key, (count, flat.size), flat.dtype)
-    direction = direction / jnp.linalg.norm(direction, axis=1, keepdims=True)
-    share = jr.uniform(jr.fold_in(key, 1), (count, 1), flat.dtype) ** (1 / flat.size)
-    return flat + radius * share * direction
-
-
 def _gradients(problem: Problem, x, points, law, key, num_tilts):
     """Gradients (point, tilt, entry), their error estimates, and which points count."""
-    flat, unravel = ravel_pytree(x)
+    size = points.shape[1]
     num_tilts = 1 if law is None else num_tilts
     jobs = [(i, r) for i in range(len(points)) for r in range(num_tilts)]
     solver = checked_solver(problem, None, False)
-    usual = staged(problem, x, solver, problem.adjoint)
-    gradients = np.zeros((len(points), num_tilts, flat.size))
+    usual = staged(problem, x, solver, problem.adjoint) and len(jobs) <= _MANY
+    take = _one_by_one if usual else _in_batches
+    gradients = np.zeros((len(points), num_tilts, size))
     fine = np.ones((len(points), num_tilts), bool)
     errors = np.zeros((len(points), num_tilts))
-    with often(), few_threads(problem):
-        e = hypergradient(problem, x, throw=False)
-        for first in range(0, len(jobs), _BATCH):
-            part = jobs[first : first + _BATCH]
-            # Batches of one size compile once.
-            full = part + [part[-1]] * (_BATCH - len(part))
-            keys = _keys(key, np.asarray([i * num_tilts + r for i, r in full]))
-            at = points[[i for i, _ in full]]
-            # One after the other with what was compiled for the first, unless they
-            # are so many that a program for batches pays.
-            if usual and len(jobs) <= _MANY:
-                found = [
-                    _one(
-                        problem, at[i], keys[i] if law else None, law, e.lower, unravel
-                    )
-                    for i in range(len(part))
-                ]
-                columns = tuple(map(np.stack, zip(*found, strict=True)))
-            else:
-                columns = _batch(problem, jnp.asarray(at), keys, law, e.lower, unravel)
-            index = tuple(np.array(part).T)
-            grads, usable, error = (np.asarray(c)[: len(part)] for c in columns)
-            gradients[index], fine[index], errors[index] = grads, usable, error
+    with few_threads(problem):
+        for index, found in take(problem, x, points, law, key, jobs):
+            gradients[index], fine[index], errors[index] = found
     counts = np.asarray(fine.all(axis=1))
     return gradients, np.where(fine, errors, 0), counts
+
+
+def _one_by_one(problem: Problem, x, points, law, key, jobs):
+    """Stage by stage, with what was compiled for the first one."""
+    keys = None if law is None else _keys(key, np.arange(len(jobs)))
+    unravel = Unravel.like(x)
+    with often(after=_RARE), stage_by_stage():
+        problem, x = on_host((problem, x))
+        solver, adjoint = checked_solver(problem, None, False), problem.adjoint
+        warm = on_host(evaluate(problem, x, solver, adjoint, None).lower)
+        for number, job in enumerate(jobs):
+            here = problem
+            if law is not None:
+                assert keys is not None
+                here = tilted(
+                    problem, on_host(law.sample(problem.y0, key=keys[number]))
+                )
+            at = unravel(points[job[0]])
+            e = evaluate(here, at, solver, adjoint, warm, quality=True)
+            grad = np.asarray(ravel(on_host(e.grad)))
+            solved = status_name(e.lower.status) == "successful"
+            assert e.quality is not None
+            yield job, (grad, solved and np.isfinite(grad).all(), e.quality.bias)
+
+
+def _in_batches(problem: Problem, x, points, law, key, jobs):
+    """Programs for many gradients at once."""
+    unravel = ravel_pytree(x)[1]
+    warm = hypergradient(problem, x, throw=False).lower
+    for first in range(0, len(jobs), _BATCH):
+        part = jobs[first : first + _BATCH]
+        # Batches of one size compile once.
+        full = part + [part[-1]] * (_BATCH - len(part))
+        numbers = np.minimum(np.arange(first, first + _BATCH), len(jobs) - 1)
+        keys = _keys(key, numbers)
+        at = jnp.asarray(points[[i for i, _ in full]])
+        columns = _batch(problem, at, keys, law, warm, unravel)
+        index = tuple(np.array(part).T)
+        yield index, tuple(np.asarray(column)[: len(part)] for column in columns)
 
 
 @jax.jit
@@ -249,11 +275,6 @@ def _one(problem, point, key, law, warm, unravel):
     e = hypergradient(here, unravel(point), warm=warm, quality=True, throw=False)
     grad = ravel_pytree(e.grad)[0]
     assert e.quality is not None
-    if not is_traced(grad):
-        # One by one: no operation on arrays, each of which would be a program.
-        grad = np.asarray(grad)
-        solved = status_name(e.lower.status) == "successful"
-        return grad, solved and np.isfinite(grad).all(), np.asarray(e.quality.bias)
     usable = e.lower.success & jnp.all(jnp.isfinite(grad))
     return grad, usable, e.quality.bias
 
@@ -269,8 +290,9 @@ def _normal_cone(problem: Problem, x: np.ndarray) -> np.ndarray:
     domain = problem.domain
     if domain is None:
         return np.zeros((0, x.size))
-    A = np.asarray(domain.matrix(x.size, x.dtype))
-    rhs = np.asarray(domain.rhs(x))
+    with stage_by_stage():
+        domain = on_host(domain)
+        A, rhs = domain.matrix(x.size, x.dtype), domain.rhs(x)
     k = domain.num_inequalities
     norm = np.linalg.norm(A, axis=1)
     scale = norm * (np.linalg.norm(x) + 1) + np.abs(np.where(np.isfinite(rhs), rhs, 0))

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from .._programs.arrays import ravel, xp
+from .._programs.bundle import Bundle
 from .._programs.control import (
     choose_rarely,
     in_stages,
@@ -63,6 +64,22 @@ class DenseFactor(NamedTuple):
     def solve(self, top, bottom):
         """See `KKT`; in unit rows and in the units of the columns."""
         return KKT(self.hessian, self.rows_inverse).solve(top, bottom)
+
+    def kept(self) -> "KeptFactor":
+        parts = Bundle((self.hessian, self.rows_inverse))
+        return KeptFactor(parts, self.norm, self.columns)
+
+
+class KeptFactor(NamedTuple):
+    """A `DenseFactor` as solutions keep it."""
+
+    parts: Bundle
+    norm: Float[Array, " k"]
+    columns: Float[Array, " n"]
+
+    def open(self) -> DenseFactor:
+        hessian, rows_inverse = self.parts.open()
+        return DenseFactor(hessian, rows_inverse, self.norm, self.columns)
 
 
 class ActiveSet(AbstractLowerSolver):
@@ -208,7 +225,7 @@ class ActiveSet(AbstractLowerSolver):
             kkt_residual=or_nan(point.kkt),
             iterations=Iterations(p.passes, p.factorisations, p.last.steps),
             status=as_status(status),
-            factor=DenseFactor(factor, split.rows_inverse, rows.norm, columns),
+            factor=DenseFactor(factor, split.rows_inverse, rows.norm, columns).kept(),
         )
 
 
@@ -313,9 +330,10 @@ def start(problem, x, warm: LowerSolution | None = None) -> Start:
     if warm is None:
         warm = blank_solution(problem)
     constraints, unravel = problem.constraints, once(Unravel.like, problem.y0)
-    factor: Any = warm.factor
-    if factor is None:
-        factor = blank_solution(problem).factor
+    kept: Any = warm.factor
+    if kept is None:
+        kept = blank_solution(problem).factor
+    factor: DenseFactor = kept.open()
     y0 = ravel(problem.y0)
     size, dtype = y0.size, y0.dtype
     known = xp.all(factor.columns > 0)
@@ -374,6 +392,7 @@ def _blank(k: int, n: int, dtype) -> dict[str, Any]:
     no, nan = np.zeros(k, bool), np.asarray(np.nan, dtype)
     zeros, zero = np.zeros(k, dtype), xp.asarray(0)
     units: Any = (np.ones(k, dtype), np.zeros(n, dtype))
+    factor = DenseFactor(blank_factor(k, n, dtype), blank_schur(k, dtype), *units)
     blank = dict(
         multipliers=zeros,
         slack=zeros,
@@ -384,7 +403,7 @@ def _blank(k: int, n: int, dtype) -> dict[str, Any]:
         error=nan,
         kkt_residual=nan,
         iterations=Iterations(zero, zero, zero),
-        factor=DenseFactor(blank_factor(k, n, dtype), blank_schur(k, dtype), *units),
+        factor=factor.kept(),
     )
     return jax.tree.map(xp.asarray, blank)
 

@@ -11,7 +11,7 @@ from .active_set import ActiveSet
 from .base import AbstractLowerSolver, LowerSolution
 from .projected import ProjectedGradient
 
-_DEFAULT = ActiveSet()
+USUAL_SOLVER = ActiveSet()
 # Above this many variables products beat factorisations for boxes and simplices.
 _LARGE = 500
 
@@ -20,7 +20,7 @@ def default_solver(problem: Problem) -> AbstractLowerSolver:
     """`ActiveSet`, except for large boxes and simplices."""
     structured = isinstance(problem.constraints, Box | Simplex)
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
-    return ProjectedGradient() if structured and size > _LARGE else _DEFAULT
+    return ProjectedGradient() if structured and size > _LARGE else USUAL_SOLVER
 
 
 def checked_solver(

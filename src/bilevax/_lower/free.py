@@ -11,6 +11,8 @@ import lineax as lx
 from jaxtyping import Array, Bool, Float
 
 from .._constraints import AbstractConstraints, Box, Simplex
+from .._programs.arrays import xp
+from .._programs.modules import plain_method
 from .._tolerances import tolerances
 
 
@@ -35,19 +37,19 @@ def free_subspace(
 ) -> AbstractFreeSubspace:
     """The free subspace of `active`, with the structure of the set where it has one."""
     if isinstance(constraints, Box):
-        low, high = jnp.split(active, 2)
+        low, high = xp.split(active, 2)
         return _BoxFree(low, high)
     if isinstance(constraints, Simplex):
         bound = active[: constraints.num_inequalities]
         return _SimplexFree(bound.reshape(-1, constraints.shape[-1]))
-    A = jnp.where(active[:, None], constraints.matrix(size, dtype), 0)
+    A = xp.where(active[:, None], constraints.matrix(size, dtype), 0)
     if A.shape[0] == 0:
-        return _RowsFree(A, jnp.zeros((0, 0), dtype))
-    norm = jnp.sqrt(jnp.sum(A**2, axis=1))
-    norm = jnp.where(norm > 0, norm, 1)
+        return _RowsFree(A, xp.zeros((0, 0), dtype))
+    norm = xp.sqrt(xp.sum(A**2, axis=1))
+    norm = xp.where(norm > 0, norm, 1)
     unit = A / norm[:, None]
     cutoff = tolerances(dtype).dependent * A.shape[0]
-    gram = jnp.linalg.pinv(unit @ unit.T, rtol=cutoff, hermitian=True)
+    gram = xp.linalg.pinv(unit @ unit.T, cutoff, hermitian=True)
     return _RowsFree(A, gram / (norm[:, None] * norm))
 
 
@@ -84,57 +86,67 @@ class _BoxFree(AbstractFreeSubspace):
     low: Bool[Array, " n"]
     high: Bool[Array, " n"]
 
+    @plain_method
     def project(self, d):
-        return jnp.where(self.low | self.high, 0, d)
+        return xp.where(self.low | self.high, 0, d)
 
+    @plain_method
     def lift(self, bottom):
-        low, high = jnp.split(bottom, 2)
-        return jnp.where(self.high, high, jnp.where(self.low, -low, 0))
+        low, high = xp.split(bottom, 2)
+        return xp.where(self.high, high, xp.where(self.low, -low, 0))
 
+    @plain_method
     def multipliers(self, force):
-        low = jnp.where(self.low, -force, 0)
-        high = jnp.where(self.high, force, 0)
-        both = jnp.where(self.low & self.high, 0.5, 1.0)
-        return jnp.concatenate([low * both, high * both])
+        low = xp.where(self.low, -force, 0)
+        high = xp.where(self.high, force, 0)
+        both = xp.where(self.low & self.high, 0.5, 1.0)
+        return xp.concatenate([low * both, high * both])
 
 
 class _SimplexFree(AbstractFreeSubspace):
     bound: Bool[Array, "s n"]
 
+    @plain_method
     def _mean(self, d):
         free = ~self.bound
-        count = jnp.maximum(jnp.sum(free, axis=1), 1)
-        return jnp.sum(jnp.where(free, d, 0), axis=1) / count
+        count = xp.maximum(xp.sum(free, axis=1), 1)
+        return xp.sum(xp.where(free, d, 0), axis=1) / count
 
+    @plain_method
     def project(self, d):
         rows = d.reshape(self.bound.shape)
-        rows = jnp.where(self.bound, 0, rows - self._mean(rows)[:, None])
+        rows = xp.where(self.bound, 0, rows - self._mean(rows)[:, None])
         return rows.reshape(-1)
 
+    @plain_method
     def lift(self, bottom):
         size = self.bound.size
-        fixed = jnp.where(self.bound, -bottom[:size].reshape(self.bound.shape), 0)
-        missing = bottom[size:] - jnp.sum(fixed, axis=1)
+        fixed = xp.where(self.bound, -bottom[:size].reshape(self.bound.shape), 0)
+        missing = bottom[size:] - xp.sum(fixed, axis=1)
         free = ~self.bound
-        share = missing / jnp.maximum(jnp.sum(free, axis=1), 1)
-        return jnp.where(free, share[:, None], fixed).reshape(-1)
+        share = missing / xp.maximum(xp.sum(free, axis=1), 1)
+        return xp.where(free, share[:, None], fixed).reshape(-1)
 
+    @plain_method
     def multipliers(self, force):
         rows = force.reshape(self.bound.shape)
         sums = self._mean(rows)
-        low = jnp.where(self.bound, sums[:, None] - rows, 0)
-        return jnp.concatenate([low.reshape(-1), sums])
+        low = xp.where(self.bound, sums[:, None] - rows, 0)
+        return xp.concatenate([low.reshape(-1), sums])
 
 
 class _RowsFree(AbstractFreeSubspace):
     A: Float[Array, "k n"]
     gram_inverse: Float[Array, "k k"]
 
+    @plain_method
     def project(self, d):
         return d - (self.gram_inverse @ (self.A @ d)) @ self.A
 
+    @plain_method
     def lift(self, bottom):
         return (self.gram_inverse @ bottom) @ self.A
 
+    @plain_method
     def multipliers(self, force):
         return self.gram_inverse @ (self.A @ force)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import Evaluation
-from .._lower.active_set import ActiveSet
+from .._lower.active_set import ActiveSet, DenseFactor
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import flatten
 from .._lower.dual_active_set import dual_active_set
@@ -241,9 +241,9 @@ def neighbours(
     flat, y0 = flatten(problem, x)
     y = ravel_pytree(lower.y)[0].astype(y0.dtype)
     flat_x, unravel_x = ravel_pytree(x)
-    factor, norm = lower.factor.hessian, lower.factor.norm
+    kept = lower.factor.open()
     # In the units of the columns, like the factor.
-    columns = lower.factor.columns
+    factor, norm, columns = kept.hessian, kept.norm, kept.columns
     constraints = problem.constraints
     g_y = lambda z: jax.grad(
         lambda y: problem.lower_value(unravel_x(z), flat.unravel(y))
@@ -254,7 +254,7 @@ def neighbours(
     B = jnp.zeros((norm.size, flat_x.size), y.dtype) if B is None else B / norm[:, None]
 
     inequality = jnp.arange(norm.size) < constraints.num_inequalities
-    distance = _distances(lower, factor, turn, A, B, norm)
+    distance = _distances(lower, kept, turn, A, B)
     distance = jnp.where(inequality, distance, jnp.inf)
     order = jnp.argsort(distance)
     count = min(max_ambiguous, constraints.num_inequalities)
@@ -295,13 +295,13 @@ def _upper_parts(problem: Problem, x, y):
     return (value, ravel_pytree(f_x)[0]), ravel_pytree(f_y)[0]
 
 
-def _distances(lower: LowerSolution, factor, turn, A, B, norm):
+def _distances(lower: LowerSolution, factor: DenseFactor, turn, A, B):
     """How far `x` must go at least, to first order, until each row changes sides.
 
     The derivative of the KKT system on the active rows, one column per entry of `x`.
     """
-    kkt = KKT(factor, lower.factor.rows_inverse)
-    columns = lambda top, bottom: kkt.solve(-top, -bottom)
+    norm = factor.norm
+    columns = lambda top, bottom: factor.solve(-top, -bottom)
     dy, dmu = jax.vmap(columns, in_axes=1, out_axes=1)(turn, B)
     rate = lambda rows: jnp.sqrt(jnp.sum(rows**2, axis=1))
     over = lambda size, rate: jnp.where(

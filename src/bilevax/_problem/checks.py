@@ -28,11 +28,11 @@ def checked_point(problem: Any, x: PyTree) -> PyTree[Array]:
                 )
         else:
             check_like(x, problem.domain.lower, "x", "domain")
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves((x, problem.y0))}
     # Who names the solver knows what it does in the precision at hand.
-    low = any(jnp.finfo(dtype).bits < 64 for dtype in dtypes)
-    if low and problem.solver is None:
-        _warn_low_precision()
+    if problem.solver is None:
+        leaves = jax.tree.leaves((x, problem.y0))
+        if any(leaf.dtype.itemsize < 8 for leaf in leaves):
+            _warn_low_precision()
     return x
 
 
@@ -116,12 +116,14 @@ def checked_domain(domain):
 
 def check_like(tree, like, name: str, like_name: str) -> None:
     """Raise a `ValueError` if `tree` differs from `like` in structure or shapes."""
-    if jax.tree.structure(tree) != jax.tree.structure(like):
+    leaves, structure = jax.tree.flatten(tree)
+    wanted, expected = jax.tree.flatten(like)
+    if structure != expected:
         raise ValueError(
             f"`{name}` must have the tree structure of `{like_name}`; expected "
-            f"{jax.tree.structure(like)}, got {jax.tree.structure(tree)}."
+            f"{expected}, got {structure}."
         )
-    if _shapes(tree) != _shapes(like):
+    if list(map(jnp.shape, leaves)) != list(map(jnp.shape, wanted)):
         raise ValueError(
             f"`{name}` must have the shapes of `{like_name}`; expected "
             f"{_shapes(like)}, got {_shapes(tree)}."

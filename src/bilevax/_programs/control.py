@@ -58,13 +58,19 @@ def stage_by_stage():
 
 
 class UsualPath:
-    """How often the usual path was taken, and how often something was missing."""
+    """How often the usual path was taken, and how often something was missing.
 
-    def __init__(self):
+    It is compiled where more than `after` evaluations have asked for it.
+    """
+
+    def __init__(self, after: int = 0):
+        self.asked, self.after = 0, after
         self.taken, self.missed = 0, 0
 
     def pays(self) -> bool:
-        return self.missed < _MISSES or 2 * self.missed < self.taken
+        self.asked += 1
+        enough = self.missed < _MISSES or 2 * self.missed < self.taken
+        return self.asked > self.after and enough
 
     def met(self, missed: bool) -> None:
         self.taken += 1
@@ -77,9 +83,9 @@ _MISSES = 8
 _often: contextvars.ContextVar = contextvars.ContextVar("often", default=None)
 
 
-def often():
-    """A context in which the usual path is taken from the first evaluation on."""
-    return _set(_often, UsualPath())
+def often(after: int = 0):
+    """A context in which the usual path is taken after so many evaluations."""
+    return _set(_often, UsualPath(after))
 
 
 def usual_path_in_use() -> UsualPath | None:

@@ -6,6 +6,7 @@ that is most of the time, and nothing there needs either.
 """
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,3 +40,22 @@ def made(kind: type, **fields) -> Any:
 def with_fields(module: Any, **fields) -> Any:
     """A copy of `module` with other fields."""
     return made(type(module), **{**vars(module), **fields})
+
+
+def remembered(function: Callable) -> Callable:
+    """`function(module)`, computed once for each module, as long as that lives.
+
+    Modules never change. What is computed must not hold the module itself.
+    """
+    known: dict = {}
+
+    @functools.wraps(function)
+    def call(module):
+        entry = known.get(id(module))
+        if entry is None or entry[0]() is not module:
+            forget = functools.partial(known.pop, id(module), None)
+            entry = weakref.ref(module, lambda _: forget()), function(module)
+            known[id(module)] = entry
+        return entry[1]
+
+    return call

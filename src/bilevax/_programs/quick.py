@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from .._status import is_traced
 from .control import alone, compiler_options
@@ -70,3 +71,29 @@ def _constant():
 def once_jit(function: Callable) -> Callable:
     """`quick_jit` for what runs once or briefly."""
     return quick_jit(function, optimise=False)
+
+
+def is_plain(tree) -> bool:
+    """Whether all arrays are concrete and on one CPU."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, Tracer):
+            return False
+        if isinstance(leaf, jax.Array) and not _on_one_cpu(leaf.sharding):
+            return False
+    return True
+
+
+def _on_one_cpu(sharding) -> bool:
+    # Results of one program share their shardings; comparing them takes longer.
+    entry = _met.get(id(sharding))
+    if entry is None or entry[0] is not sharding:
+        if len(_met) >= _MOST:
+            _met.clear()
+        devices = sharding.device_set
+        on_cpu = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+        entry = _met[id(sharding)] = (sharding, on_cpu)
+    return entry[1]
+
+
+_met: dict = {}
+_MOST = 4096

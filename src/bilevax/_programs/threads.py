@@ -21,19 +21,24 @@ class _Limit:
 
     def __init__(self):
         self.lock, self.count = threading.Lock(), 0
-        self.limit: Any = None
+        self.before: list[int] = []
 
     def __enter__(self):
         with self.lock:
             self.count += 1
             if self.count == 1:
-                self.limit = _controller().limit(limits=1, user_api="blas")
+                self.before = [library.get_num_threads() for library in _libraries()]
+                self.set([1] * len(self.before))
 
     def __exit__(self, *_):
         with self.lock:
             self.count -= 1
             if self.count == 0:
-                self.limit.restore_original_limits()
+                self.set(self.before)
+
+    def set(self, counts: list[int]):
+        for library, count in zip(_libraries(), counts, strict=True):
+            library.set_num_threads(count)
 
 
 _limit = _Limit()
@@ -46,5 +51,6 @@ def few_threads(problem) -> contextlib.AbstractContextManager:
 
 
 @functools.cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
+def _libraries() -> list[Any]:
+    """Found once; a limit of threadpoolctl looks at all of them each time."""
+    return ThreadpoolController().select(user_api="blas").lib_controllers
