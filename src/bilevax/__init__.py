@@ -9,7 +9,8 @@ from ._compare.runs import Comparison as Comparison, compare as compare
 from ._constraints import Box as Box, Polyhedron as Polyhedron, Simplex as Simplex
 from ._driver.history import History as History
 from ._driver.run import Stop as Stop
-from ._driver.solve import Solution as Solution, solve as solve
+from ._driver.solution import Solution as Solution
+from ._driver.solve import solve as solve, solve_many as solve_many
 from ._driver.tune import Tuning as Tuning, tune as tune
 from ._files.checkpoint import CheckpointError as CheckpointError
 from ._implicit.adjoint import (

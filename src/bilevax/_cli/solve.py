@@ -5,7 +5,8 @@ from pathlib import Path
 
 import jax
 
-from .._driver.solve import Solution, solve
+from .._driver.solution import Solution
+from .._driver.solve import solve
 from .._methods.ds_blo import DSBLO
 from .arguments import count, positive
 from .certify import certificate_as_json

@@ -3,16 +3,15 @@
 import abc
 import math
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from .._programs.arrays import xp
-from .._programs.modules import plain_method
+from .._programs.modules import Plain
 
 
-class AbstractConstraints(eqx.Module):
+class AbstractConstraints(Plain):
     """A set for `y`, affine in `(x, y)`."""
 
     @property
@@ -73,15 +72,12 @@ class AbstractFixedSet(AbstractConstraints):
     def project(self, y: Float[Array, " n"]) -> Float[Array, " n"]:
         """The nearest point of the set, for a flat `y`."""
 
-    @plain_method
     def rhs_scale(self, x):
         return xp.abs(self.rhs(x))
 
-    @plain_method
     def coupling(self, x, mu):
         return xp.zeros((), mu.dtype)
 
-    @plain_method
     def coupling_matrix(self, size, dtype):
         return None
 

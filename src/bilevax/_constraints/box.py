@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .._programs.arrays import ravel, xp
-from .._programs.modules import plain_method
 from .base import AbstractFixedSet, check_not_empty, tree_as_float
 
 
@@ -43,29 +42,23 @@ class Box(AbstractFixedSet):
             self.upper,
         )
 
-    @plain_method
     def matrix(self, size, dtype):
         eye = xp.eye(size, dtype=dtype)
         return xp.concatenate([-eye, eye])
 
-    @plain_method
     def push(self, d):
         return xp.concatenate([-d, d])
 
-    @plain_method
     def pull(self, mu):
         low, high = xp.split(mu, 2)
         return high - low
 
-    @plain_method
     def rhs(self, x):
         return xp.concatenate([-self.flat_lower(), self.flat_upper()])
 
-    @plain_method
     def flat_lower(self):
         return ravel(self.lower)
 
-    @plain_method
     def flat_upper(self):
         return ravel(self.upper)
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._programs.arrays import ravel, xp
-from .._programs.modules import plain_method
 from .base import AbstractConstraints, as_float
 
 
@@ -59,21 +58,17 @@ class Polyhedron(AbstractConstraints):
     def _dtype(self):
         return jnp.result_type(*(leaf for leaf in jax.tree.leaves(self)))
 
-    @plain_method
     def matrix(self, size, dtype):
         parts = [xp.asarray(p, dtype) for p in (self.A, self.A_eq) if p is not None]
         return xp.concatenate(parts) if parts else xp.zeros((0, size), dtype)
 
-    @plain_method
     def push(self, d):
         parts = [part @ d for part in (self.A, self.A_eq) if part is not None]
         return xp.concatenate(parts) if parts else xp.zeros(0, d.dtype)
 
-    @plain_method
     def pull(self, mu):
         return mu @ self.matrix(0, mu.dtype) if mu.size else xp.zeros((), mu.dtype)
 
-    @plain_method
     def rhs(self, x):
         parts = []
         for b, B in ((self.b, self.B), (self.b_eq, self.B_eq)):
@@ -81,7 +76,6 @@ class Polyhedron(AbstractConstraints):
                 parts.append(b if B is None else b - B @ _ravel(x, B.dtype))
         return xp.concatenate(parts) if parts else xp.zeros(0)
 
-    @plain_method
     def rhs_scale(self, x):
         parts = []
         for b, B in ((self.b, self.B), (self.b_eq, self.B_eq)):
@@ -92,7 +86,6 @@ class Polyhedron(AbstractConstraints):
                 parts.append(size)
         return xp.concatenate(parts) if parts else xp.zeros(0)
 
-    @plain_method
     def coupling(self, x, mu):
         total = xp.zeros((), mu.dtype)
         split = self.num_inequalities
@@ -101,7 +94,6 @@ class Polyhedron(AbstractConstraints):
                 total = total + part @ (B @ _ravel(x, B.dtype)).astype(mu.dtype)
         return total
 
-    @plain_method
     def coupling_matrix(self, size, dtype):
         if self.B is None and self.B_eq is None:
             return None
@@ -114,7 +106,6 @@ class Polyhedron(AbstractConstraints):
         ]
         return xp.concatenate(parts)
 
-    @plain_method
     def check_x(self, x):
         if self.B is None and self.B_eq is None:
             return

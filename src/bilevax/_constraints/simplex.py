@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from .._programs.arrays import xp
-from .._programs.modules import plain_method
 from .base import AbstractFixedSet, as_float
 
 
@@ -48,18 +47,15 @@ class Simplex(AbstractFixedSet):
     def start(self):
         return xp.broadcast_to(self.total[..., None] / self.shape[-1], self.shape)
 
-    @plain_method
     def matrix(self, size, dtype):
         sums = xp.repeat(
             xp.eye(self.num_equalities, dtype=dtype), self.shape[-1], axis=1
         )
         return xp.concatenate([-xp.eye(size, dtype=dtype), sums])
 
-    @plain_method
     def push(self, d):
         return xp.concatenate([-d, xp.sum(d.reshape(self.shape), -1).reshape(-1)])
 
-    @plain_method
     def pull(self, mu):
         low, sums = mu[: self.num_inequalities], mu[self.num_inequalities :]
         return xp.repeat(sums, self.shape[-1]) - low
@@ -69,7 +65,6 @@ class Simplex(AbstractFixedSet):
         total = self.total.reshape(-1).astype(y.dtype)
         return jax.vmap(_onto_simplex)(rows, total).reshape(-1)
 
-    @plain_method
     def rhs(self, x):
         zeros = xp.zeros(self.num_inequalities, self.total.dtype)
         return xp.concatenate([zeros, self.total.reshape(-1)])

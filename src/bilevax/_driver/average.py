@@ -6,9 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from .._programs.arrays import xp
+from .._programs.modules import Plain
 
 
-class Average(eqx.Module):
+class Average(Plain):
     """`mean = d mean + (1 - d) x` with `d = min(decay, (1 + t) / (10 + t))`.
 
     The second term lets a short run forget its start.

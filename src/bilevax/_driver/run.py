@@ -30,6 +30,7 @@ from .._programs.quick import once_jit, quick_jit
 from .._status import Status, has_value, status_code, status_name
 from .average import Average
 from .history import History, blank_records, checked_history, to_arrays, with_scalars
+from .requests import Asking, Request
 from .scales import measure_scales
 from .steps import advance_in_stages, is_usual, runs_in_stages
 
@@ -81,17 +82,20 @@ class Run:
     callback: Callable | None
     checkpoint: Any
     tick: Callable
+    # Whether other runs are computed by the same programs.
+    together: bool = False
 
-    def go(self, x0) -> "End":
+    def go(self, x0) -> Asking["End"]:
         """All chunks."""
         began = time.perf_counter()
-        x, e = self._look(strongly_typed(x0))
+        x, e = yield from self._look(strongly_typed(x0))
         if not has_value(e.status):
             return End((x, e), (x, e), History(), "no start", 1.0, None)
         scales = Scales(*(jnp.asarray(1.0),) * 3)
         if self.method.uses_scales:
-            scales = measure_scales(plain(self.view), x, e)
-        state = start(self.view, self.method, x, e, scales, self.key)
+            scales = yield from measure_scales(plain(self.view), x, e)
+        begin = (self.view, self.method, x, e, scales, self.key)
+        state = yield Request(start, begin)
         kept, chosen = x, self._chosen_step()
         mean = None if self.average is None else x
         history, step, spent = History().evaluated(0, e.value, 0.0, 0.0), 0, 0.0
@@ -105,30 +109,32 @@ class Run:
             (state, kept, x, mean), history, meta = self._restore(state, kept, x, mean)
             step, spent, ended = meta["step"], meta["spent"], self._ended(meta)
             problem = self.problem if meta["recovering"] else problem
-            x, e = self._look(x)
+            x, e = yield from self._look(x)
             self.tick(step if ended is None else self.num_steps)
         reason, best = ended or "all steps taken", (x, e)
         while step < self.num_steps and ended is None:
             last = min(step + self.chunk, self.num_steps)
             before = (state, kept, mean, step, last, chosen)
             left = time.perf_counter()
-            state, kept, mean, records = self._chunk(problem, *before)
+            state, kept, mean, records = yield self._chunk(problem, *before)
+            jax.block_until_ready(records)
             hopeful = moves(self.view) and problem is not self.problem
             hopeful = hopeful and not self.in_stages
             if hopeful and _met_empty(records, last - step):
                 problem = self.problem
-                state, kept, mean, records = self._chunk(problem, *before)
+                state, kept, mean, records = yield self._chunk(problem, *before)
+                jax.block_until_ready(records)
             working = float(history.working[-1]) + time.perf_counter() - left
             history = history.extended(records, last - step)
             self.tick(last - step)
             first, step = step, last
-            x, e = self._look(state.x, history)
+            x, e = yield from self._look(state.x, history)
             seconds = spent + time.perf_counter() - began
             history = history.evaluated(step, e.value, seconds, working)
             if has_value(e.status) and not float(e.value) > float(best[1].value):
                 best = (x, e)
             if self._kept_may_be_lower(history, last - first, best[1].value):
-                best = self._lower_of(best, kept)
+                best = yield from self._lower_of(best, kept)
             early = self._reason_to_stop(x, e, history, scales, seconds)
             if self._callback_stops(step, x, e.value, history, mean):
                 early = "the callback asked"
@@ -142,18 +148,18 @@ class Run:
                 self.tick(self.num_steps - step)
                 break
         if self.output == "random":
-            x, e = self._look(kept)
-        else:
-            x, e = self._look(state.x, history)
+            x, e = yield from self._look(kept)
+        elif ended is not None:
+            x, e = yield from self._look(state.x, history)
         if self.looks and not has_value(e.status):
             reason = "the last iterate has no answer, the best one seen is returned"
             x, e = best
         return End((x, e), best, history, reason, float(scales.length), mean)
 
-    def _look(self, x, history: History | None = None):
+    def _look(self, x, history: History | None = None) -> Asking:
         """`F` at `x`; without looks, what the last step of `history` found instead."""
         if self.looks:
-            return evaluate_allowed(self.view, x)
+            return (yield from evaluate_allowed(self.view, x))
         seen = blank_evaluation(self.view, x)
         if history is not None and len(history):
             last = lambda name: jnp.asarray(history[name][-1])
@@ -171,9 +177,9 @@ class Run:
         wanted = self.polish and self.output == "last"
         return wanted and bool(np.any(history["value"][-count:] < float(value)))
 
-    def _lower_of(self, best, kept):
+    def _lower_of(self, best, kept) -> Asking:
         """`best`, or what the last chunk has kept if `F` is lower there."""
-        x, e = self._look(kept)
+        x, e = yield from self._look(kept)
         lower = has_value(e.status) and float(e.value) < float(best[1].value)
         return (x, e) if lower else best
 
@@ -183,19 +189,17 @@ class Run:
         more = () if self.average is None else (mean,)
         return bool(self.callback(step, x, value, history, *more))
 
-    def _chunk(self, problem, state, kept, mean, step, last, chosen):
+    def _chunk(self, problem, state, kept, mean, step, last, chosen) -> Request:
         if self.in_stages:
-            return advance_in_stages(
+            return Request(advance_in_stages, (
                 problem, self.method, self.average, state, kept, mean,
                 self.key, step, last, self.num_steps, chosen,
-            )  # fmt: skip
+            ))  # fmt: skip
         program = advance_briefly if self.is_brief else advance
-        done = program(
+        return Request(program, (
             problem, self.method, self.average, self.chunk, state, kept, mean,
-            self.key, jnp.asarray(step), jnp.asarray(last),
-            jnp.asarray(self.num_steps), jnp.asarray(chosen),
-        )  # fmt: skip
-        return jax.block_until_ready(done)
+            self.key, *map(jnp.asarray, (step, last, self.num_steps, chosen)),
+        ), late=1)  # fmt: skip
 
     @functools.cached_property
     def in_stages(self) -> bool:
@@ -204,6 +208,8 @@ class Run:
         Without a polish it is the method alone that is asked for, as in comparisons,
         where methods are timed beside each other.
         """
+        if self.together:
+            return False
         return self.polish and runs_in_stages(self.problem, self.method, self.num_steps)
 
     @functools.cached_property
@@ -390,14 +396,19 @@ def untilted(problem: Any) -> Problem:
     return problem.perturbed(jax.tree.map(jnp.zeros_like, problem.y0))
 
 
-def evaluate_allowed(problem: Problem, x) -> tuple[Any, Evaluation]:
+def evaluate_allowed(problem: Problem, x) -> Asking[tuple[Any, Evaluation]]:
     """`F` at `x`, or at the nearest `x` that is allowed; which one comes first."""
-    x = onto_domain(problem, x)
-    e = hypergradient(plain(problem), x, throw=False)
+    x, e = yield Request(_inside, (plain(problem), x))
     if status_name(e.status) == "infeasible" and moves(problem):
-        near = onto_allowed(problem, x)
-        there = hypergradient(plain(problem), near, throw=False)
+        near = yield Request(onto_allowed, (problem, x))
+        _, there = yield Request(_inside, (plain(problem), near))
         # Where no allowed point exists at all, the first answer stands.
         if has_value(there.status):
             x, e = near, there
     return x, e
+
+
+def _inside(problem: Problem, x):
+    """The nearest point of the domain, and `F` there."""
+    x = onto_domain(problem, x)
+    return x, hypergradient(problem, x, throw=False)

@@ -11,12 +11,13 @@ from .._implicit.hypergradient import Evaluation, hypergradient
 from .._methods.base import Scales
 from .._problem.problem import Problem
 from .._programs.quick import once_jit
+from .requests import Asking, Request
 
 # Rungs of the ladder that looks for the length of `x`.
 _RUNGS = 4.0 ** np.arange(-8, 5)
 
 
-def measure_scales(problem: Problem, x, e: Evaluation) -> Scales:
+def measure_scales(problem: Problem, x, e: Evaluation) -> Asking[Scales]:
     """Scales at `x`, where `e` was evaluated.
 
     The length is the diagonal of a bounded domain; for free coordinates it is four
@@ -24,12 +25,13 @@ def measure_scales(problem: Problem, x, e: Evaluation) -> Scales:
     shortest such one, since `F` may be flat from somewhere on). Multiplying `x`, `f` or
     `g` by a constant multiplies the scales.
     """
-    slope, direction, units = _first_look(problem, x, e)
+    slope, direction, units = yield Request(_first_look, (problem, x, e))
     ranges, free = _ranges(problem, x)
     rung = 0.0
     if free:
-        rung = _best_rung(problem, x, direction, _unit(units), e)
-    length, force = _length_and_force(problem, x, e.lower.y, direction, ranges, rung)
+        rung = yield from _best_rung(problem, x, direction, _unit(units), e)
+    sizes = problem, x, e.lower.y, direction, *map(np.asarray, (ranges, rung))
+    length, force = yield Request(_length_and_force, sizes)
     return Scales(length, slope, force)
 
 
@@ -75,15 +77,19 @@ def _unit(units) -> float:
     return float(usable[0]) if usable.size else 1.0
 
 
-def _best_rung(problem: Problem, x, direction, unit: float, e) -> float:
+def _best_rung(problem: Problem, x, direction, unit: float, e) -> Asking[float]:
     best, lowest = 0.0, float(e.value)
     for rung in unit * _RUNGS:
-        point = _downhill(problem, x, direction, jnp.asarray(rung))
-        found = hypergradient(problem, point, warm=e.lower, throw=False)
-        value = float(found.value)
+        ahead = (problem, x, direction, rung, e.lower)
+        value = float((yield Request(_value_downhill, ahead)))
         if value < lowest:
             best, lowest = float(rung), value
     return best or unit
+
+
+def _value_downhill(problem: Problem, x, direction, rung, warm):
+    point = _downhill(problem, x, direction, jnp.asarray(rung))
+    return hypergradient(problem, point, warm=warm, throw=False).value
 
 
 @once_jit

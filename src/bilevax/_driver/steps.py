@@ -10,8 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from .._implicit.hypergradient import staged
 from .._lower.choose import checked_solver
 from .._methods.asking import AbstractAskingMethod
-from .._methods.oracle import gradient_at
-from .._problem.problem import AbstractProblem, Problem, tilted
+from .._problem.problem import AbstractProblem, Problem
 from .._programs.control import often, on_device, on_host, stage, stage_by_stage
 from .history import with_scalars
 
@@ -21,7 +20,7 @@ _SHORT = 500
 
 def runs_in_stages(problem: AbstractProblem, method, num_steps: int) -> bool:
     """Whether a run takes its steps one by one: by what it is, not by the clock."""
-    asks = isinstance(method, AbstractAskingMethod)
+    asks = isinstance(method, AbstractAskingMethod) and method.takes_stages
     return num_steps <= _SHORT and asks and is_usual(problem)
 
 
@@ -63,9 +62,7 @@ def advance_in_stages(
             query = on_host(
                 method.ask(problem, state, step=t, num_steps=total, key=_key_of(key, t))
             )
-            now = tilted(problem, query.tilt)
-            oracle = gradient_at(now, query.at, query.ahead, state.lower)
-            state, record = method.tell(problem, state, query, oracle)
+            state, record = method.answer(problem, problem, state, query)
             record = with_scalars(record)
             track = _tracked(track, average, state.x, record.value, t, chosen)
             records.append(record)

@@ -27,7 +27,7 @@ from .._lower.free import free_solve, free_subspace
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.control import in_stages, loop, unless_rarely
-from .._programs.modules import plain_method
+from .._programs.modules import Plain
 from .._status import is_traced
 from .._tolerances import tolerances
 
@@ -62,7 +62,7 @@ def kkt_system(problem: Problem, x, y, active) -> KKTSystem:
     return KKTSystem(problem.constraints, lower, ravel_pytree(y)[0], active)
 
 
-class AbstractAdjoint(eqx.Module):
+class AbstractAdjoint(Plain):
     """A way to solve the KKT system of a lower-level solution."""
 
     @abc.abstractmethod
@@ -82,7 +82,6 @@ class DenseAdjoint(AbstractAdjoint):
 
     max_steps: int = 12
 
-    @plain_method
     def solve(self, system, solution, top, bottom):
         factor, active = solution.factor.open(), solution.active
         side, v, w = _solved(factor, active, top, bottom)
@@ -100,7 +99,6 @@ class DenseAdjoint(AbstractAdjoint):
         best = unless_rarely(best.fine, lambda a: _explained(factor, a), best)
         return best.v, best.w, best.fine
 
-    @plain_method
     def inverse(self, system, solution):
         factor, active = solution.factor.open(), solution.active
         bottom = xp.zeros_like(solution.multipliers)

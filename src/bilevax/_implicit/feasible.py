@@ -6,7 +6,6 @@ nearest allowed `x` is one convex quadratic program in `(x, y)`.
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -20,6 +19,7 @@ from .._lower.interior_point import InteriorPoint
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.control import in_stages, on_host, run_if
+from .._programs.modules import Plain
 from .._programs.quick import quick_jit
 from .._tolerances import tolerances
 from .adjoint import DenseAdjoint, kkt_system
@@ -32,7 +32,7 @@ _PROXIMAL_STEPS = 4
 _LARGE = 200
 
 
-class Nearest(eqx.Module):
+class Nearest(Plain):
     """The nearest allowed point, with what its derivative needs."""
 
     x: Float[Array, " d"]
@@ -166,7 +166,7 @@ def _joint(rows, x, y, weight) -> Problem:
     )
 
 
-class _Distance(eqx.Module):
+class _Distance(Plain):
     """`|z - x|^2 / 2`, and a little weight on the distance of `y` to `near`."""
 
     near: Float[Array, " n"]

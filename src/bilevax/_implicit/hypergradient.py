@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +28,7 @@ from .._programs.control import (
     usual_path,
     usual_path_in_use,
 )
-from .._programs.modules import made, remembered, with_fields
+from .._programs.modules import Plain, made, remembered, with_fields
 from .._programs.quick import in_program, is_plain, quick_jit
 from .._programs.room import make_room
 from .._programs.threads import few_threads
@@ -51,7 +50,7 @@ from .adjoint import (
 from .quality import Quality, quality_of
 
 
-class Evaluation(eqx.Module):
+class Evaluation(Plain):
     """`F` at one `x`.
 
     - `value`, `grad`: NaN where the lower level has no answer.

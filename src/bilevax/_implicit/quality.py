@@ -1,6 +1,5 @@
 """How good one hypergradient is: conditioning, and bias from an inexact lower level."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -11,12 +10,12 @@ from .._lower.dense import Unravel, along, curvature, largest
 from .._lower.free import free_subspace
 from .._programs.arrays import ravel, xp
 from .._programs.control import stage
-from .._programs.modules import made
+from .._programs.modules import Plain, made
 from .._tolerances import tolerances
 from .adjoint import AbstractAdjoint, KKTSystem, largest_curvature
 
 
-class Quality(eqx.Module):
+class Quality(Plain):
     """Error estimates of a hypergradient.
 
     - `condition`: condition number of the Hessian on the free subspace (the reduced KKT

@@ -30,6 +30,7 @@ from .._problem.perturbation import AbstractPerturbation
 from .._problem.problem import Problem, tilted
 from .._programs.arrays import ravel
 from .._programs.control import often, on_host, stage_by_stage
+from .._programs.modules import Plain
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
 from .._status import status_name
@@ -175,7 +176,7 @@ def moreau(problem: Problem, x: PyTree, smoothing: float) -> float:
     return float(jnp.linalg.norm(gap) / smoothing)
 
 
-class _Proximal(eqx.Module):
+class _Proximal(Plain):
     upper: Callable
     centre: PyTree
     smoothing: float

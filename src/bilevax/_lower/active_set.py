@@ -38,7 +38,7 @@ from .._programs.control import (
     run_if,
     unless_rarely,
 )
-from .._programs.modules import made, plain_method, with_fields
+from .._programs.modules import made, remembered, with_fields
 from .._status import Status, as_status, code_of
 from .._tolerances import PROXIMAL_FALL, PROXIMAL_LEAST, PROXIMAL_RISE, tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution, all_finite
@@ -110,7 +110,6 @@ class ActiveSet(AbstractLowerSolver):
             sweep = newton_pass(p.lower, p.rows, kkt.on(p.active), sweep, False)
         return self._run(problem, x, p, sweep, p.factor)
 
-    @plain_method
     def solve_from(self, problem, x, begun: "Start", start, steps):
         """Finish from a primal–dual `start` that took another method `steps`."""
         rows, y = begun.rows, begun.cold
@@ -121,7 +120,6 @@ class ActiveSet(AbstractLowerSolver):
         passes = solution.iterations.passes + steps
         return eqx.tree_at(lambda s: s.iterations.passes, solution, passes)
 
-    @plain_method
     def _run(self, problem, x, begun: "Start", sweep: Sweep, factor: Factor):
         lower, rows = begun.lower, begun.rows
         found = sweep.done & factor.definite
@@ -143,7 +141,6 @@ class ActiveSet(AbstractLowerSolver):
         )
         return self._solution(problem, x, begun, progress, factor)
 
-    @plain_method
     def _step(self, lower, rows: Rows, p: "Progress", factor: Factor):
         """One pass of the present mode, with whatever factor and restart it needs."""
         guarding, max_rounds = p.mode == _GUARD, self.max_safeguard_steps
@@ -193,7 +190,6 @@ class ActiveSet(AbstractLowerSolver):
         count = p.factorisations + stale
         return new._replace(mode=mode, factorisations=count), factor
 
-    @plain_method
     def _solution(self, problem, x, begun: "Start", p: "Progress", factor: Factor):
         """The answer in the units of the problem; NaN where there is none."""
         lower, rows, columns = begun.lower, begun.rows, begun.columns
@@ -367,6 +363,7 @@ def start(problem, x, warm: LowerSolution | None = None) -> Start:
     )
 
 
+@remembered
 def cold_start(problem) -> LowerSolution:
     """`blank_solution` for a call in stages, which finds the units of columns once."""
     blank: Any = blank_solution(problem)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._problem.problem import Problem
 from .._programs.arrays import xp
+from .._programs.modules import Plain
 from .._status import Status
 
 
@@ -26,7 +27,7 @@ class Iterations(NamedTuple):
     safeguard: Int[Array, ""]
 
 
-class LowerSolution(eqx.Module):
+class LowerSolution(Plain):
     """`y*(x)` with its multipliers, its active set and the trust they deserve.
 
     Rows are inequality rows, then equality rows. `active` holds the strongly active
@@ -58,7 +59,7 @@ class LowerSolution(eqx.Module):
         return self.status == Status.successful
 
 
-class AbstractLowerSolver(eqx.Module):
+class AbstractLowerSolver(Plain):
     """`solver(problem, x, warm)` solves the lower level at `x`.
 
     `warm` is the `LowerSolution` of a nearby instance with the same shapes; its active

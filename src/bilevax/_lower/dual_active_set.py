@@ -12,17 +12,17 @@ Written by hand because no JAX library has it; the idea is that of Goldfarb and 
 (1983).
 """
 
-import equinox as eqx
 from jaxtyping import Array, Bool, Float, Int
 
 from .._programs.arrays import placed, rows_of, which, xp
 from .._programs.control import loop
+from .._programs.modules import Plain
 from .._tolerances import GIVES_WAY, tolerances
 from .dense import BoolLike
 from .kkt import root_solve, schur_root
 
 
-class DualState(eqx.Module):
+class DualState(Plain):
     """Working set, its multipliers, and how the search stands.
 
     Where `infeasible`, the `ray` has `ray @ W = 0` and `<ray, c> > 0` (Farkas).

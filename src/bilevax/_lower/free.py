@@ -4,7 +4,6 @@ import abc
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
@@ -12,11 +11,11 @@ from jaxtyping import Array, Bool, Float
 
 from .._constraints import AbstractConstraints, Box, Simplex
 from .._programs.arrays import xp
-from .._programs.modules import plain_method
+from .._programs.modules import Plain
 from .._tolerances import tolerances
 
 
-class AbstractFreeSubspace(eqx.Module):
+class AbstractFreeSubspace(Plain):
     """Projector on the free subspace, and least squares beside it."""
 
     @abc.abstractmethod
@@ -86,16 +85,13 @@ class _BoxFree(AbstractFreeSubspace):
     low: Bool[Array, " n"]
     high: Bool[Array, " n"]
 
-    @plain_method
     def project(self, d):
         return xp.where(self.low | self.high, 0, d)
 
-    @plain_method
     def lift(self, bottom):
         low, high = xp.split(bottom, 2)
         return xp.where(self.high, high, xp.where(self.low, -low, 0))
 
-    @plain_method
     def multipliers(self, force):
         low = xp.where(self.low, -force, 0)
         high = xp.where(self.high, force, 0)
@@ -106,19 +102,16 @@ class _BoxFree(AbstractFreeSubspace):
 class _SimplexFree(AbstractFreeSubspace):
     bound: Bool[Array, "s n"]
 
-    @plain_method
     def _mean(self, d):
         free = ~self.bound
         count = xp.maximum(xp.sum(free, axis=1), 1)
         return xp.sum(xp.where(free, d, 0), axis=1) / count
 
-    @plain_method
     def project(self, d):
         rows = d.reshape(self.bound.shape)
         rows = xp.where(self.bound, 0, rows - self._mean(rows)[:, None])
         return rows.reshape(-1)
 
-    @plain_method
     def lift(self, bottom):
         size = self.bound.size
         fixed = xp.where(self.bound, -bottom[:size].reshape(self.bound.shape), 0)
@@ -127,7 +120,6 @@ class _SimplexFree(AbstractFreeSubspace):
         share = missing / xp.maximum(xp.sum(free, axis=1), 1)
         return xp.where(free, share[:, None], fixed).reshape(-1)
 
-    @plain_method
     def multipliers(self, force):
         rows = force.reshape(self.bound.shape)
         sums = self._mean(rows)
@@ -139,14 +131,11 @@ class _RowsFree(AbstractFreeSubspace):
     A: Float[Array, "k n"]
     gram_inverse: Float[Array, "k k"]
 
-    @plain_method
     def project(self, d):
         return d - (self.gram_inverse @ (self.A @ d)) @ self.A
 
-    @plain_method
     def lift(self, bottom):
         return (self.gram_inverse @ bottom) @ self.A
 
-    @plain_method
     def multipliers(self, force):
         return self.gram_inverse @ (self.A @ force)

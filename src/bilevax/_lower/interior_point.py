@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._programs.control import loop
+from .._programs.modules import Plain
 from .._tolerances import tolerances
 from .active_set import ActiveSet, start
 from .base import AbstractLowerSolver
@@ -44,7 +45,7 @@ class InteriorPoint(AbstractLowerSolver):
         return self.polish.solve_from(problem, x, begun, found, path.steps)
 
 
-class Path(eqx.Module):
+class Path(Plain):
     """A point of the interior path in unit rows."""
 
     y: Float[Array, " n"]

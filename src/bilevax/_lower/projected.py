@@ -5,7 +5,6 @@ that face finish (the active-set polish), and the two alternate until the KKT re
 is rounding. Everything is products with the Hessian, through `jax.jvp`.
 """
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -13,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._constraints import Box, Simplex
 from .._programs.control import loop
+from .._programs.modules import Plain
 from .._status import Status
 from .._tolerances import tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution
@@ -89,7 +89,7 @@ class ProjectedGradient(AbstractLowerSolver):
         )
 
 
-class _Face(eqx.Module):
+class _Face(Plain):
     """A feasible point, its multipliers, and the bounds that hold it."""
 
     y: Float[Array, " n"]
@@ -102,7 +102,7 @@ class _Face(eqx.Module):
     kkt: Float[Array, ""]
 
 
-class _Round(eqx.Module):
+class _Round(Plain):
     face: _Face
     curvature: Float[Array, ""]
     error: Float[Array, ""]

@@ -15,6 +15,7 @@ from .._lower.dense import flatten
 from .._lower.free import AbstractFreeSubspace, free_subspace
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
+from .._programs.modules import Plain
 from .._programs.quick import quick_jit
 from .._status import Status
 from .base import (
@@ -35,7 +36,7 @@ from .search import select
 _CURVATURE_MARGIN = 1.05
 
 
-class AiPODState(eqx.Module):
+class AiPODState(Plain):
     """`x` with its follower `y`, which one step brings nearer to `y*(x)`.
 
     - `lower`: the solution at the start of the run, for the record.
@@ -135,7 +136,7 @@ class AiPOD(AbstractMethod):
         )  # fmt: skip
 
 
-class Estimator(eqx.Module):
+class Estimator(Plain):
     """The gradient of `F` as a function of `x`, for one `y` and one `w`."""
 
     upper: Problem

@@ -15,7 +15,7 @@ from .._lower.base import LowerSolution
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import StochasticProblem
 from .._programs.arrays import xp
-from .._programs.modules import made
+from .._programs.modules import Plain, made
 
 # A number of a method, kept as an array; see `number`.
 Number = Any
@@ -25,7 +25,7 @@ Number = Any
 _SHORTEST_FALL = 300
 
 
-class Scales(eqx.Module):
+class Scales(Plain):
     """Natural units of a problem, measured once at the start.
 
     - `length`: of `x`; how far the first gradient points downhill, or the domain.
@@ -38,7 +38,7 @@ class Scales(eqx.Module):
     force: Float[Array, ""]
 
 
-class Record(eqx.Module):
+class Record(Plain):
     """One step in numbers, the same for every method; `report` fills it.
 
     - `value`: the (tilted, sampled) objective where the gradient was taken.
@@ -89,7 +89,7 @@ WORK = (
 )
 
 
-class Draws(eqx.Module):
+class Draws(Plain):
     """The keys of one step. Methods that share them share their random numbers.
 
     - `sample`: the data; `tilt`: of the lower level; `segment`: a point between two
@@ -102,7 +102,7 @@ class Draws(eqx.Module):
     direction: PRNGKeyArray
 
 
-class AbstractMethod(eqx.Module):
+class AbstractMethod(Plain):
     """`init` makes a state, `step` advances it; both are traced.
 
     A state has at least `x` and `lower`, the last lower-level solution (or the first),

@@ -17,6 +17,7 @@ from .._lower.choose import default_solver
 from .._lower.dense import flatten
 from .._problem.problem import Problem
 from .._programs.control import loop, run_if
+from .._programs.modules import Plain
 from .._programs.quick import quick_jit
 from .._status import Status, first_failure
 from .base import (
@@ -33,7 +34,7 @@ from .base import (
 from .merged import merged
 
 
-class Saddles(eqx.Module):
+class Saddles(Plain):
     """Solutions of `min g` and `min g + f / gamma`, stacked in this order.
 
     `multipliers` belong to these objectives; those of `f + gamma g` are `gamma` times
@@ -46,14 +47,14 @@ class Saddles(eqx.Module):
     solution: LowerSolution | None
 
 
-class FirstOrder(eqx.Module):
+class FirstOrder(Plain):
     """Step sizes of the first-order saddle search, one for each of the two."""
 
     primal: Float[Array, " 2"]
     dual: Float[Array, " 2"]
 
 
-class BLOCCState(eqx.Module):
+class BLOCCState(Plain):
     """`x`, the two saddle points there as a warm start, and units."""
 
     x: PyTree[Array]

@@ -1,16 +1,16 @@
 """The clipped online-to-nonconvex loop that several methods share."""
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._implicit.feasible import onto_domain
 from .._problem.problem import Problem
+from .._programs.arrays import xp
+from .._programs.modules import Plain, made
 from .base import tree_norm, tree_step
 
 
-class Drift(eqx.Module):
+class Drift(Plain):
     """The displacement of the next step, and means of points over blocks of steps.
 
     With a displacement `d`, clip `D`, step `eta` and `s` uniform in [0, 1]:
@@ -47,25 +47,24 @@ class Drift(eqx.Module):
         failure the next step stands still.
         """
         new = jax.tree.map(
-            lambda d, g: jnp.where(usable, d - eta * g, 0 * d), moved, grad
+            lambda d, g: xp.where(usable, d - eta * g, 0 * d), moved, grad
         )
         norm = tree_norm(new)
-        shrink = jnp.where(norm > clip, clip / jnp.where(norm > 0, norm, 1), 1)
+        shrink = xp.where(norm > clip, clip / xp.where(norm > 0, norm, 1), 1)
         total = tree_step(self.total, 1, at)
         count = self.count + 1
         full = count >= block
-        mean = jax.tree.map(
-            lambda t, m: jnp.where(full, t / count, m), total, self.mean
-        )
-        return Drift(
+        mean = jax.tree.map(lambda t, m: xp.where(full, t / count, m), total, self.mean)
+        return made(
+            Drift,
             displacement=jax.tree.map(lambda d: shrink * d, new),
-            total=jax.tree.map(lambda t: jnp.where(full, 0 * t, t), total),
-            count=jnp.where(full, 0, count),
+            total=jax.tree.map(lambda t: xp.where(full, 0 * t, t), total),
+            count=xp.where(full, 0, count),
             mean=mean,
         )
 
 
 def standing_still(x: PyTree[Array]) -> Drift:
     """The drift before the first step."""
-    zeros = jax.tree.map(jnp.zeros_like, x)
-    return Drift(zeros, zeros, jnp.asarray(0), x)
+    zeros = jax.tree.map(xp.zeros_like, x)
+    return Drift(zeros, zeros, xp.asarray(0), x)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -13,14 +12,14 @@ from .._problem.perturbation import AbstractPerturbation, Gaussian
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.control import packed, stage
-from .._programs.modules import made, plain_method, with_fields
+from .._programs.modules import Plain, made, with_fields
 from ..theory.inputs import AlgorithmInputs
 from .asking import AbstractAskingMethod, Query
-from .base import Number, Scales, draws, falling, number, report, tree_norm
+from .base import Number, Scales, draws, falling, number, tree_norm
 from .normalised_step import NormalisedStep
 
 
-class DSBLOState(eqx.Module):
+class DSBLOState(Plain):
     """`x`, the momentum, and the last lower-level solution as a warm start.
 
     The momentum is the weighted mean of gradients whose norm the paper follows along a
@@ -108,7 +107,6 @@ class DSBLO(AbstractAskingMethod):
         zeros = jax.tree.map(jnp.zeros_like, x)
         return DSBLOState(x, zeros, lower, scales, jnp.asarray(False), key)
 
-    @plain_method
     def ask(self, problem, state, *, step, num_steps, key):
         m, m_norm = state.momentum, tree_norm(state.momentum)
         rule = NormalisedStep(self.gamma1, self.gamma2, self.first_step, self.decay)
@@ -123,7 +121,6 @@ class DSBLO(AbstractAskingMethod):
         between = jax.tree.map(lambda a, b: a + where * (b - a), state.x, ahead)
         return Query(between, ahead, q, (m_norm, deviation))
 
-    @plain_method
     def tell(self, problem, state, query, oracle):
         e, usable = oracle.e, oracle.usable
         m, (m_norm, deviation) = state.momentum, query.more
@@ -133,26 +130,10 @@ class DSBLO(AbstractAskingMethod):
             m,
             e.grad,
         )
-        record = report(
-            problem,
-            e,
-            state.lower,
-            state.x,
-            oracle.ahead,
-            momentum_norm=m_norm,
-            tilt=deviation,
-            recovered=oracle.recovered,
-        )
-        new = with_fields(
-            state,
-            x=oracle.ahead,
-            momentum=momentum,
-            lower=e.lower,
-            started=state.started | usable,
-        )
-        return new, record
+        started = state.started | usable
+        new = with_fields(state, x=oracle.ahead, momentum=momentum, started=started)
+        return new, dict(momentum_norm=m_norm, tilt=deviation)
 
-    @plain_method
     def _law(self, problem: Problem, scales: Scales, step, num_steps):
         if self.perturbation is not None:
             return self.perturbation, xp.asarray(xp.nan)

@@ -9,6 +9,7 @@ from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._problem.perturbation import AbstractPerturbation
 from .._programs.control import loop
+from .._programs.modules import Plain
 from .base import AbstractMethod, Number, Scales, draws, number, report, tree_step
 from .search import (
     evaluation,
@@ -23,7 +24,7 @@ from .search import (
 from .ssigd import one_tilt
 
 
-class DSIGDState(eqx.Module):
+class DSIGDState(Plain):
     """`x` with the tilted `F` and its gradient there, and the tilt of the whole run.
 
     `stalled`: no trial was accepted. Everything being deterministic, none ever will.

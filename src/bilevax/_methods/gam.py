@@ -19,6 +19,7 @@ from .._lower.kkt import KKT, schur
 from .._problem.problem import Problem
 from .._problem.stochastic import StochasticProblem
 from .._programs.control import loop
+from .._programs.modules import Plain
 from .._status import Status, first_failure
 from .._tolerances import tolerances
 from .base import AbstractMethod, Number, number, report
@@ -27,7 +28,7 @@ from .base import AbstractMethod, Number, number, report
 _TRIALS = 40
 
 
-class GAMState(eqx.Module):
+class GAMState(Plain):
     """`x`, the lower-level solution there, and the present radius and tolerance.
 
     A radius below `resolution` is rounding, and the run is over.
@@ -197,7 +198,7 @@ class GAM(AbstractMethod):
         return trial
 
 
-class _Trial(eqx.Module):
+class _Trial(Plain):
     x: PyTree[Array]
     lower: LowerSolution
     t: Float[Array, ""]
@@ -218,7 +219,7 @@ def _work(lower: LowerSolution):
     return work.passes, work.factorisations, work.safeguard
 
 
-class Neighbours(eqx.Module):
+class Neighbours(Plain):
     """Gradients of `F` on the pieces within `eps` of `x`.
 
     `ambiguous` marks the rows that were varied and `subsets` holds the active rows of

@@ -2,19 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 from jaxtyping import Array, PyTree
 
 from .._lower.base import LowerSolution
-from .base import AbstractMethod, draws, report
+from .._programs.modules import Plain, with_fields
+from .asking import AbstractAskingMethod, Query
 from .optimiser import check_optimiser, optimiser_step
-from .oracle import gradient_at
 
 if TYPE_CHECKING:
     import optax
 
 
-class GradientDescentState(eqx.Module):
+class GradientDescentState(Plain):
     """`x`, the last lower-level solution, and the memory of the optimiser."""
 
     x: PyTree[Array]
@@ -22,7 +21,7 @@ class GradientDescentState(eqx.Module):
     memory: Any
 
 
-class GradientDescent(AbstractMethod):
+class GradientDescent(AbstractAskingMethod):
     """Steps of an optax optimiser along hypergradients, without any tilt.
 
         x+ = P(x + optimiser(grad F(x)))
@@ -44,23 +43,12 @@ class GradientDescent(AbstractMethod):
     def init(self, problem, x, lower, scales, *, key):
         return GradientDescentState(x, lower, self.optimiser.init(x))
 
-    def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample, step)
-        oracle = gradient_at(now, state.x, state.x, state.lower)
+    def ask(self, problem, state, *, step, num_steps, key):
+        return Query(state.x, state.x)
+
+    def tell(self, problem, state, query, oracle):
+        grad, usable = oracle.e.grad, oracle.usable
         x, memory = optimiser_step(
-            self.optimiser,
-            now,
-            state.memory,
-            oracle.ahead,
-            oracle.e.grad,
-            oracle.usable,
+            self.optimiser, problem, state.memory, oracle.ahead, grad, usable
         )
-        record = report(
-            problem,
-            oracle.e,
-            state.lower,
-            state.x,
-            x,
-            recovered=oracle.recovered,
-        )
-        return GradientDescentState(x, oracle.e.lower, memory), record
+        return with_fields(state, x=x, memory=memory), {}

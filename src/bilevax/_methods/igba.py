@@ -14,6 +14,7 @@ from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import FlatLower, Rows, flatten, largest, ratio, unit_rows
 from .._problem.problem import Problem
 from .._programs.control import loop
+from .._programs.modules import Plain
 from .._status import Status
 from .._tolerances import tolerances
 from .base import (
@@ -36,7 +37,7 @@ _INSIDE = 0.99
 _SHRINK = 0.1
 
 
-class Centre(eqx.Module):
+class Centre(Plain):
     """The minimiser of the barrier problem, in unit rows.
 
     `slack` and `multipliers` of an inequality row have the product `t`.
@@ -47,7 +48,7 @@ class Centre(eqx.Module):
     multipliers: Float[Array, " k"]
 
 
-class IGBAState(eqx.Module):
+class IGBAState(Plain):
     """`x`, the last `x` that had an interior, and the centre there."""
 
     x: PyTree[Array]
@@ -160,7 +161,7 @@ class IGBA(AbstractMethod):
         return jnp.maximum(t, tolerances(unit.dtype).rounding * unit)
 
 
-class Barrier(eqx.Module):
+class Barrier(Plain):
     """`F_t` and its gradient at one `x`, NaN unless `status` is successful."""
 
     value: Float[Array, ""]
@@ -212,7 +213,7 @@ def barrier_gradient(
     return Barrier(value, grad, centre, search.steps, failure)
 
 
-class _Search(eqx.Module):
+class _Search(Plain):
     centre: Centre
     solved: Bool[Array, ""]
     over: Bool[Array, ""]

@@ -13,6 +13,7 @@ from .._lower.base import LowerSolution
 from .._problem.perturbation import UniformBall
 from .._problem.problem import AbstractProblem
 from .._programs.control import loop
+from .._programs.modules import Plain
 from .._status import Status
 from .base import (
     AbstractMethod,
@@ -42,7 +43,7 @@ from .search import (
 _SMALLEST = 1e-10
 
 
-class INGDState(eqx.Module):
+class INGDState(Plain):
     """`x` with `F` and its gradient there, and the radius and tolerance in force.
 
     - `lipschitz`: the constant of `F`, or the longest gradient so far.
@@ -164,7 +165,7 @@ def most_gradients(method, state: INGDState, constant: float) -> Float[Array, ""
     return theory if method.delta is not None else jnp.minimum(theory, 50)
 
 
-class _Search(eqx.Module):
+class _Search(Plain):
     """The search for a descent direction at one `x`; `tries` counts its gradients."""
 
     phase: Int[Array, ""]

@@ -15,6 +15,7 @@ from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import unit_rows
 from .._problem.problem import Problem
+from .._programs.modules import Plain
 from .._programs.quick import quick_jit
 from .._status import Status, first_failure
 from .base import (
@@ -36,7 +37,7 @@ _FOLLOW = 0.3
 _BOUND = 1e3
 
 
-class Constants(eqx.Module):
+class Constants(Plain):
     """Steps and weights of the iteration in the units of the problem.
 
     `norm` scales the rows. `x` and `y` have steps of their own because they have units
@@ -55,7 +56,7 @@ class Constants(eqx.Module):
     norm: Float[Array, " k"]
 
 
-class LVHBAState(eqx.Module):
+class LVHBAState(Plain):
     """`(x, y)` in the joint set, the inner saddle point, and slow multipliers."""
 
     x: PyTree[Array]
@@ -381,7 +382,7 @@ def _project(problem: Problem, x, y, constants: Constants, warm):
     return unravel(new[: flat.size]), new[flat.size :], solution, solution.status
 
 
-class _Distance(eqx.Module):
+class _Distance(Plain):
     weights: Float[Array, " m"]
 
     def __call__(self, target, u):

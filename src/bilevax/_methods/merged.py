@@ -4,9 +4,10 @@ import equinox as eqx
 from jaxtyping import Array, Float
 
 from .._problem.problem import Problem
+from .._programs.modules import Plain
 
 
-class _Merged(eqx.Module):
+class _Merged(Plain):
     problem: Problem
     weight: Float[Array, ""]
 

@@ -3,18 +3,17 @@
 import operator
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
 from .._implicit.feasible import onto_domain
 from .._problem.problem import Problem
 from .._programs.arrays import xp
-from .._programs.modules import plain_method
+from .._programs.modules import Plain
 from .base import Number, Scales, at_step, falling, tree_norm, tree_step
 
 
-class NormalisedStep(eqx.Module):
+class NormalisedStep(Plain):
     """With explicit constants, or with lengths that fall along the run."""
 
     gamma1: Number | None
@@ -22,7 +21,6 @@ class NormalisedStep(eqx.Module):
     first_step: Number
     decay: Number
 
-    @plain_method
     def length(self, m_norm, scales: Scales, step, num_steps):
         """`1 / (gamma1 |m| + gamma2)`."""
         if self.gamma1 is not None:
@@ -32,7 +30,6 @@ class NormalisedStep(eqx.Module):
         # the momentum has all but died.
         return reach / (m_norm + 1e-4 * scales.slope + xp.finfo(m_norm.dtype).tiny)
 
-    @plain_method
     def ahead(
         self, problem: Problem, x: PyTree[Array], m: PyTree[Array], length
     ) -> PyTree[Array]:

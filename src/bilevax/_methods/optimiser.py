@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from .._implicit.feasible import onto_domain
 from .._problem.problem import Problem
+from .._programs.control import packed, stage
+from .search import select
 
 if TYPE_CHECKING:
     import optax
@@ -34,9 +34,13 @@ def optimiser_step(
 
     Where there is no usable gradient nothing changes.
     """
+    ahead, after = _updated(packed((optimiser,)), memory, x, grad)
+    return select(usable, (onto_domain(problem, ahead), after), (x, memory))
+
+
+@stage
+def _updated(optimiser, memory, x, grad):
     import optax  # here, since it takes a while to import
 
-    updates, after = optimiser.update(grad, memory, x)
-    ahead = onto_domain(problem, optax.apply_updates(x, updates))
-    keep = lambda new, old: jnp.where(usable, new, old)
-    return jax.tree.map(keep, ahead, x), jax.tree.map(keep, after, memory)
+    updates, after = optimiser[0].update(grad, memory, x)
+    return optax.apply_updates(x, updates), after

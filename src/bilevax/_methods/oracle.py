@@ -14,12 +14,12 @@ from .._lower.base import LowerSolution
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.control import in_stages, loop, on_host, run_if
-from .._programs.modules import made
+from .._programs.modules import Plain, made
 from .._status import Status, status_code
 from .base import tree_norm
 
 
-class Oracle(eqx.Module):
+class Oracle(Plain):
     """`e` was taken at `at`; `ahead` is where `x` may go; both allowed points."""
 
     e: Evaluation

@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from .._lower.choose import check_warm, checked_solver
 from .._lower.dense import flatten, probe
 from .._problem.checks import check_functions, checked_point
 from .._problem.problem import Problem
+from .._programs.modules import Plain
 from .._programs.quick import quick_jit
 from .._status import Status, first_failure, is_traced, raise_on_failure
 
@@ -129,7 +129,7 @@ def penalty_evaluation(
     return first_order_evaluation(value, aux, grad, lower, inner)
 
 
-class _PenaltyLagrangian(eqx.Module):
+class _PenaltyLagrangian(Plain):
     """`L / a1`, which is the lower level with small additions."""
 
     problem: Problem

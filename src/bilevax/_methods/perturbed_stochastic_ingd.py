@@ -1,10 +1,16 @@
 """Perturbed stochastic INGD: segments that end near the next iterate."""
 
-from .base import AbstractMethod, Number, number
-from .stochastic_ingd import check_constants, first_momentum, momentum_step
+from .asking import AbstractAskingMethod
+from .base import Number, number
+from .stochastic_ingd import (
+    after_momentum,
+    check_constants,
+    first_momentum,
+    segment_query,
+)
 
 
-class PerturbedStochasticINGD(AbstractMethod):
+class PerturbedStochasticINGD(AbstractAskingMethod):
     """Like `StochasticINGD`, with segments perturbed so that gradients exist.
 
     With `m` at first the gradient at the start, a fresh sample at every step and `u`
@@ -49,5 +55,9 @@ class PerturbedStochasticINGD(AbstractMethod):
     def init(self, problem, x, lower, scales, *, key):
         return first_momentum(x, lower, scales)
 
-    def step(self, problem, state, *, step, num_steps, key):
-        return momentum_step(self, problem, state, step, num_steps, key, blur=self.blur)
+    def ask(self, problem, state, *, step, num_steps, key):
+        blur = self.blur
+        return segment_query(self, problem, state, step, num_steps, key, blur=blur)
+
+    def tell(self, problem, state, query, oracle):
+        return after_momentum(self, state, query, oracle)

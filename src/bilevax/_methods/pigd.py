@@ -1,35 +1,24 @@
 """PIGD: inexact gradients at randomly moved points (Kornowski et al. 2024)."""
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, PyTree
 
 from .._implicit.feasible import onto_domain
-from .._implicit.hypergradient import Evaluation, hypergradient
+from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution
-from .._problem.perturbation import UniformBall
-from .._problem.problem import Problem
 from .._problem.stochastic import representative
-from .base import (
-    AbstractMethod,
-    Number,
-    Scales,
-    at_step,
-    draws,
-    falling,
-    number,
-    report,
-    tree_norm,
-    tree_step,
-)
+from .._programs.arrays import xp
+from .._programs.modules import Plain, with_fields
+from .asking import AbstractAskingMethod, Query, share_and_direction
+from .base import Number, Scales, at_step, falling, number, tree_norm, tree_step
 from .clipped import Drift, standing_still
 from .equality_oracle import equality_evaluation, only_equalities
 from .optimiser import check_optimiser, optimiser_step
-from .oracle import gradient_at
 from .penalty_oracle import (
     DEFAULT_PENALTY,
     FirstOrderEvaluation,
@@ -47,7 +36,7 @@ if TYPE_CHECKING:
 _ETA = 3.0
 
 
-class PIGDState(eqx.Module):
+class PIGDState(Plain):
     """`x`, the last lower-level solution, and the weights of the oracle.
 
     `drift` belongs to the clipped loop; its `mean` is that of the last block of points.
@@ -62,7 +51,7 @@ class PIGDState(eqx.Module):
     memory: Any
 
 
-class PIGD(AbstractMethod):
+class PIGD(AbstractAskingMethod):
     """Perturbed inexact gradient descent with a first-order oracle.
 
     `oracle="penalty"` takes its gradients `v` from `penalty_gradient`, the penalty
@@ -165,62 +154,52 @@ class PIGD(AbstractMethod):
         memory = None if self.optimiser is None else self.optimiser.init(x)
         return PIGDState(x, lower, scales, weights, drift, memory)
 
-    def step(self, problem, state, *, step, num_steps, key):
-        keys = draws(key)
-        now = problem.draw(keys.sample, step)
+    @property
+    def takes_stages(self):
+        # The other oracles solve problems of their own, as programs.
+        return self.oracle == "implicit"
+
+    def ask(self, problem, state, *, step, num_steps, key):
         scales = state.scales
         reach = falling(self.first_step, self.decay, step, num_steps)
-        if state.drift is None:
-            radius = self.radius
-            if radius is None:
-                radius = falling(self.first_radius, self.radius_decay, step, num_steps)
-                radius = radius * scales.length
-            w = UniformBall(radius).sample(state.x, key=keys.direction)
-            at, ahead = onto_domain(now, tree_step(state.x, 1, w)), state.x
-        else:
-            share = jr.uniform(keys.segment, (), scales.length.dtype)
-            at, ahead = state.drift.propose(now, state.x, share)
+        share, w = share_and_direction(state.x, scales.length, key)
+        if state.drift is not None:
+            at, ahead = state.drift.propose(problem, state.x, share)
+            return Query(at, ahead, more=(reach, None))
+        radius = self.radius
+        if radius is None:
+            radius = falling(self.first_radius, self.radius_decay, step, num_steps)
+            radius = radius * scales.length
+        at = onto_domain(problem, tree_step(state.x, radius, w))
+        return Query(at, state.x, more=(reach, at_step(self.step_size, step)))
 
-        evaluate = lambda x, warm: self._evaluate(now, x, state.weights, warm)
-        oracle = gradient_at(now, at, ahead, state.lower, evaluate)
-        e, usable = oracle.e, oracle.usable
-        grad = jax.tree.map(lambda g: jnp.where(usable, g, 0), e.grad)
-        drift, memory = None, None
+    def tell(self, problem, state, query, oracle):
+        e, usable, scales = oracle.e, oracle.usable, state.scales
+        reach, eta = query.more
+        grad = jax.tree.map(lambda g: xp.where(usable, g, 0), e.grad)
+        drift, memory = state.drift, state.memory
         if self.optimiser is not None:
             x, memory = optimiser_step(
-                self.optimiser, now, state.memory, oracle.ahead, grad, usable
+                self.optimiser, problem, memory, oracle.ahead, grad, usable
             )
-        elif state.drift is None:
-            eta = at_step(self.step_size, step)
-            if eta is None:
-                eta = gradient_step(reach, scales, grad)
-            x = onto_domain(now, tree_step(oracle.ahead, -eta, grad))
+        elif drift is None:
+            eta = gradient_step(reach, scales, grad) if eta is None else eta
+            x = onto_domain(problem, tree_step(oracle.ahead, -eta, grad))
         else:
             x = select(usable | oracle.recovered, oracle.ahead, state.x)
             clip, eta = clipped_lengths(self, scales, reach, scales.slope)
-            moved = jax.tree.map(jnp.subtract, x, state.x)
-            drift = state.drift.update(
-                moved, oracle.at, grad, usable, eta, clip, self.block
-            )
+            moved = jax.tree.map(operator.sub, x, state.x)
+            drift = drift.update(moved, oracle.at, grad, usable, eta, clip, self.block)
+        new = with_fields(state, x=x, drift=drift, memory=memory)
+        return new, _inner_work(e, oracle.recovered)
 
-        record = report(
-            problem,
-            e,
-            state.lower,
-            state.x,
-            x,
-            recovered=oracle.recovered,
-            **_inner_work(e, oracle.recovered),
-        )
-        new = PIGDState(x, e.lower, scales, state.weights, drift, memory)
-        return new, record
-
-    def _evaluate(self, problem: Problem, x, weights: Weights | None, warm):
+    def gradient_of(self, problem, state):
+        weights = state.weights
         if weights is None:
-            return hypergradient(problem, x, warm=warm, throw=False)
+            return None
         if self.oracle == "penalty":
-            return penalty_evaluation(problem, x, weights, warm)
-        return equality_evaluation(problem, x, 1 / weights.a1, warm)
+            return lambda x, warm: penalty_evaluation(problem, x, weights, warm)
+        return lambda x, warm: equality_evaluation(problem, x, 1 / weights.a1, warm)
 
 
 @eqx.filter_jit
@@ -267,10 +246,10 @@ def clipped_lengths(method, scales: Scales, reach, bound):
 
 def gradient_step(reach, scales: Scales, grad: PyTree[Array]):
     """A step that moves no further than `reach` times the length of the problem."""
-    slope = jnp.maximum(scales.slope, tree_norm(grad))
+    slope = xp.maximum(scales.slope, tree_norm(grad))
     return reach * scales.length / positive(slope)
 
 
 def positive(value):
     """`value`, or one where it is zero."""
-    return jnp.where(value > 0, value, 1)
+    return xp.where(value > 0, value, 1)

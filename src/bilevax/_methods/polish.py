@@ -34,6 +34,7 @@ from .._programs.control import (
     stage_by_stage,
     usual_path_in_use,
 )
+from .._programs.modules import Plain
 from .._programs.quick import once_jit
 from .._programs.threads import few_threads
 from .._status import Status, code_of, status_code
@@ -45,7 +46,7 @@ _STALLS = 12
 _FEW = 400
 
 
-class Polish(eqx.Module):
+class Polish(Plain):
     """Where the polish ended; `start_value` is `F` where it began.
 
     `empty` counts the points at which the lower level had none, where nothing led back,

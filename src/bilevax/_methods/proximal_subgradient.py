@@ -1,17 +1,17 @@
 """The proximal stochastic subgradient method on `F`."""
 
-import equinox as eqx
-import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
-from .base import AbstractMethod, Number, Scales, draws, number, report, tree_step
-from .oracle import gradient_at
+from .._programs.arrays import xp
+from .._programs.modules import Plain, with_fields
+from .asking import AbstractAskingMethod, Query
+from .base import Number, Scales, number, tree_step
 from .search import select
 
 
-class ProximalSubgradientState(eqx.Module):
+class ProximalSubgradientState(Plain):
     """`x` and a warm start."""
 
     x: PyTree[Array]
@@ -19,7 +19,7 @@ class ProximalSubgradientState(eqx.Module):
     scales: Scales
 
 
-class ProximalSubgradient(AbstractMethod):
+class ProximalSubgradient(AbstractAskingMethod):
     """Projected stochastic subgradient steps, for weakly convex `F`.
 
     With a fresh sample at step `t` and `P` the projection on the domain, which is the
@@ -48,22 +48,14 @@ class ProximalSubgradient(AbstractMethod):
     def init(self, problem, x, lower, scales, *, key):
         return ProximalSubgradientState(x, lower, scales)
 
-    def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample, step)
+    def ask(self, problem, state, *, step, num_steps, key):
         alpha = self.step_size
         if alpha is None:
             alpha = self.first_step * state.scales.length / state.scales.slope
-            alpha = alpha / jnp.sqrt(step + 1.0)
-        oracle = gradient_at(now, state.x, state.x, state.lower)
-        ahead = onto_domain(now, tree_step(oracle.ahead, -alpha, oracle.e.grad))
-        x = select(oracle.usable, ahead, oracle.ahead)
-        record = report(
-            problem,
-            oracle.e,
-            state.lower,
-            state.x,
-            x,
-            recovered=oracle.recovered,
-        )
-        new = eqx.tree_at(lambda s: (s.x, s.lower), state, (x, oracle.e.lower))
-        return new, record
+            alpha = alpha / xp.sqrt(step + 1.0)
+        return Query(state.x, state.x, more=alpha)
+
+    def tell(self, problem, state, query, oracle):
+        ahead = tree_step(oracle.ahead, -query.more, oracle.e.grad)
+        x = select(oracle.usable, onto_domain(problem, ahead), oracle.ahead)
+        return with_fields(state, x=x), {}

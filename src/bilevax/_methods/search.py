@@ -12,11 +12,13 @@ from .._lower.base import LowerSolution, all_finite
 from .._lower.choose import checked_solver
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import StochasticProblem
+from .._programs.arrays import xp
 from .._programs.control import loop, run_if
+from .._programs.modules import Plain
 from .._status import Status, first_failure
 
 
-class Work(eqx.Module):
+class Work(Plain):
     """Counters of a search, named as in `Record`."""
 
     lower_solves: Int[Array, ""]
@@ -35,7 +37,7 @@ class Work(eqx.Module):
         return named
 
 
-class Point(eqx.Module):
+class Point(Plain):
     """`F` at `x`, which is where it was asked for or the nearest allowed point."""
 
     x: PyTree[Array]
@@ -135,7 +137,7 @@ def needs_values(name: str, problem: AbstractProblem) -> str | None:
 
 def select(which: Bool[Array, ""], a: PyTree[Array], b: PyTree[Array]):
     """`a` where `which` holds, else `b`, leaf by leaf."""
-    return jax.tree.map(lambda a, b: jnp.where(which, a, b), a, b)
+    return jax.tree.map(lambda a, b: xp.where(which, a, b), a, b)
 
 
 def tree_dot(a: PyTree[Array], b: PyTree[Array]) -> Float[Array, ""]:

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -13,26 +12,17 @@ from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._problem.perturbation import AbstractPerturbation, Gaussian
 from .._problem.problem import Problem
-from .base import (
-    AbstractMethod,
-    Number,
-    Scales,
-    at_step,
-    draws,
-    falling,
-    number,
-    report,
-    tree_step,
-)
+from .._programs.modules import Plain, with_fields
+from .asking import AbstractAskingMethod, Query
+from .base import Number, Scales, at_step, falling, number, tree_step
 from .optimiser import check_optimiser, optimiser_step
-from .oracle import Oracle, gradient_at
 from .search import select
 
 if TYPE_CHECKING:
     import optax
 
 
-class SSIGDState(eqx.Module):
+class SSIGDState(Plain):
     """`x`, the tilt of the whole run and its size, and a warm start.
 
     `tilt_key` finds the tilts of the members of a minibatch again; `memory` is that of
@@ -48,7 +38,7 @@ class SSIGDState(eqx.Module):
     memory: Any
 
 
-class SSIGD(AbstractMethod):
+class SSIGD(AbstractAskingMethod):
     """Projected stochastic gradient steps with a tilt that is drawn once.
 
     With `q` drawn before the first step and a fresh sample at step `t`:
@@ -103,47 +93,30 @@ class SSIGD(AbstractMethod):
         memory = None if self.optimiser is None else self.optimiser.init(x)
         return SSIGDState(x, lower, q, deviation, scales, key, memory)
 
-    def step(self, problem, state, *, step, num_steps, key):
-        now = problem.draw(draws(key).sample, step)
-        q = self._members_tilt(now, state) if state.q is None else state.q
-        now = now.perturbed(q)
-        oracle = gradient_at(now, state.x, state.x, state.lower)
-        x, memory = self._ahead(now, state, oracle, step, num_steps)
-        record = report(
-            problem,
-            oracle.e,
-            state.lower,
-            state.x,
-            x,
-            tilt=state.deviation,
-            recovered=oracle.recovered,
-        )
-        new = eqx.tree_at(
-            lambda s: (s.x, s.lower, s.memory),
-            state,
-            (x, oracle.e.lower, memory),
-            is_leaf=lambda leaf: leaf is None,
-        )
-        return new, record
+    def ask(self, problem, state, *, step, num_steps, key):
+        q = self._members_tilt(problem, state) if state.q is None else state.q
+        length = at_step(self.step_size, step)
+        if self.optimiser is None and length is None:
+            length = falling(self.first_step, self.decay, step, num_steps)
+            length = length * state.scales.length / state.scales.slope
+        return Query(state.x, state.x, q, length)
+
+    def tell(self, problem, state, query, oracle):
+        (grad, usable), memory = (oracle.e.grad, oracle.usable), state.memory
+        if self.optimiser is None:
+            ahead = tree_step(oracle.ahead, -query.more, grad)
+            x = select(usable, onto_domain(problem, ahead), oracle.ahead)
+        else:
+            x, memory = optimiser_step(
+                self.optimiser, problem, memory, oracle.ahead, grad, usable
+            )
+        return with_fields(state, x=x, memory=memory), dict(tilt=state.deviation)
 
     def _members_tilt(self, problem: Problem, state: SSIGDState):
         law, _ = tilt_law(self.perturbation, self.tilt, problem, state.scales)
         one = jax.tree.map(lambda leaf: leaf[0], problem.y0)
         of_member = lambda i: law.sample(one, key=jr.fold_in(state.tilt_key, i))
         return jax.vmap(of_member)(problem.members)
-
-    def _ahead(self, problem, state: SSIGDState, oracle: Oracle, step, num_steps):
-        grad, usable = oracle.e.grad, oracle.usable
-        if self.optimiser is not None:
-            return optimiser_step(
-                self.optimiser, problem, state.memory, oracle.ahead, grad, usable
-            )
-        length = at_step(self.step_size, step)
-        if length is None:
-            length = falling(self.first_step, self.decay, step, num_steps)
-            length = length * state.scales.length / state.scales.slope
-        ahead = onto_domain(problem, tree_step(oracle.ahead, -length, grad))
-        return select(usable, ahead, oracle.ahead), None
 
 
 def one_tilt(

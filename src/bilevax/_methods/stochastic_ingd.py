@@ -1,31 +1,21 @@
 """Stochastic INGD: normalised momentum along gradients at random segment points."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from jaxtyping import Array, Bool, PyTree
 
 from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
-from .._problem.perturbation import UniformBall
-from .base import (
-    AbstractMethod,
-    Number,
-    Scales,
-    draws,
-    falling,
-    number,
-    report,
-    tree_norm,
-    tree_step,
-)
+from .._programs.arrays import xp
+from .._programs.modules import Plain, with_fields
+from .asking import AbstractAskingMethod, Query, share_and_direction
+from .base import Number, Scales, falling, number, tree_norm, tree_step
 from .normalised_step import NormalisedStep
-from .oracle import gradient_at
+from .oracle import Oracle
 from .search import between, select
 
 
-class StochasticINGDState(eqx.Module):
+class StochasticINGDState(Plain):
     """`x`, the momentum, and a warm start; `started` once there is a gradient."""
 
     x: PyTree[Array]
@@ -35,7 +25,7 @@ class StochasticINGDState(eqx.Module):
     started: Bool[Array, ""]
 
 
-class StochasticINGD(AbstractMethod):
+class StochasticINGD(AbstractAskingMethod):
     """DS-BLO without a tilt: normalised momentum, gradients at segment points.
 
     With `m` at first the gradient at the start, and a fresh sample at every step:
@@ -78,8 +68,11 @@ class StochasticINGD(AbstractMethod):
     def init(self, problem, x, lower, scales, *, key):
         return first_momentum(x, lower, scales)
 
-    def step(self, problem, state, *, step, num_steps, key):
-        return momentum_step(self, problem, state, step, num_steps, key, blur=None)
+    def ask(self, problem, state, *, step, num_steps, key):
+        return segment_query(self, problem, state, step, num_steps, key, blur=None)
+
+    def tell(self, problem, state, query, oracle):
+        return after_momentum(self, state, query, oracle)
 
 
 def check_constants(method) -> None:
@@ -97,40 +90,31 @@ def first_momentum(x, lower, scales: Scales) -> StochasticINGDState:
     return StochasticINGDState(x, zeros, lower, scales, jnp.asarray(False))
 
 
-def momentum_step(method, problem, state, step, num_steps, key, *, blur):
-    """One step; with `blur` the segment ends near `x+`, that many step lengths off."""
-    keys = draws(key)
-    now = problem.draw(keys.sample)
+def segment_query(method, problem, state, step, num_steps, key, *, blur) -> Query:
+    """The query of a step; with `blur` the segment ends near `x+`, that many step
+    lengths off."""
     rule = NormalisedStep(method.p, method.q, method.first_step, method.decay)
     m, m_norm = state.momentum, tree_norm(state.momentum)
     length = rule.length(m_norm, state.scales, step, num_steps)
-    length = jnp.where(state.started, length, 0)
-    ahead = rule.ahead(now, state.x, m, length)
-    end = ahead
+    length = xp.where(state.started, length, 0)
+    end = ahead = rule.ahead(problem, state.x, m, length)
+    share, direction = share_and_direction(state.x, m_norm, key)
     if blur is not None:
         longest = falling(method.first_step, method.decay, step, num_steps)
         longest = longest * state.scales.length if method.p is None else 1 / method.p
-        noise = UniformBall(blur * longest).sample(ahead, key=keys.direction)
-        end = tree_step(ahead, jnp.where(state.started, 1, 0), noise)
-    share = jr.uniform(keys.segment, (), m_norm.dtype)
+        reach = xp.where(state.started, blur * longest, 0)
+        end = tree_step(ahead, reach, direction)
     at = between(state.x, end, share)
     if blur is not None:
-        at = onto_domain(now, at)
-    oracle = gradient_at(now, at, ahead, state.lower)
-    beta = jnp.where(state.started, method.beta, 0)
-    momentum = select(oracle.usable, between(oracle.e.grad, m, beta), m)
-    record = report(
-        problem,
-        oracle.e,
-        state.lower,
-        state.x,
-        oracle.ahead,
-        momentum_norm=m_norm,
-        recovered=oracle.recovered,
-    )
-    new = eqx.tree_at(
-        lambda s: (s.x, s.momentum, s.lower, s.started),
-        state,
-        (oracle.ahead, momentum, oracle.e.lower, state.started | oracle.usable),
-    )
-    return new, record
+        at = onto_domain(problem, at)
+    return Query(at, ahead, more=m_norm)
+
+
+def after_momentum(method, state, query: Query, oracle: Oracle):
+    """The state after a step, and what its record says of the momentum."""
+    beta = xp.where(state.started, method.beta, 0)
+    averaged = between(oracle.e.grad, state.momentum, beta)
+    momentum = select(oracle.usable, averaged, state.momentum)
+    started = state.started | oracle.usable
+    new = with_fields(state, x=oracle.ahead, momentum=momentum, started=started)
+    return new, dict(momentum_norm=query.more)

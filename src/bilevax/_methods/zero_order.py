@@ -1,6 +1,5 @@
 """A zeroth-order method: differences of `F` along random directions."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -12,6 +11,7 @@ from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution
 from .._problem.problem import Problem
 from .._programs.control import run_if
+from .._programs.modules import Plain
 from .._status import Status, first_failure
 from .base import (
     AbstractMethod,
@@ -28,7 +28,7 @@ from .pigd import check_clip, clipped_lengths
 from .search import Work, evaluation, select, value_at
 
 
-class ZeroOrderState(eqx.Module):
+class ZeroOrderState(Plain):
     """`x`, the displacement of the next step, and the last lower-level solution."""
 
     x: PyTree[Array]

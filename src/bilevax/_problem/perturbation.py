@@ -2,15 +2,16 @@
 
 import abc
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
+from .._programs.modules import Plain
 
-class AbstractPerturbation(eqx.Module):
+
+class AbstractPerturbation(Plain):
     """A continuous law on the space of `y`."""
 
     @abc.abstractmethod

@@ -20,12 +20,12 @@ from .._constraints import (
     Polyhedron,
     tree_as_float,
 )
-from .._programs.modules import made, plain_method, with_fields
+from .._programs.modules import Plain, made, with_fields
 from .checks import check_like, checked_domain, checked_start, scalar
 from .perturbation import tree_add
 
 
-class AbstractProblem(eqx.Module):
+class AbstractProblem(Plain):
     """Anything that gives a `Problem` once a data sample is drawn."""
 
     @abc.abstractmethod
@@ -127,7 +127,6 @@ class Problem(AbstractProblem):
             members=self.members,
         )
 
-    @plain_method
     def localised(self, x: PyTree[Array]) -> "Problem":
         """The same problem with a lower level that was built around `x`."""
         if not isinstance(self.lower, AbstractLocalLower):
@@ -146,7 +145,6 @@ class Problem(AbstractProblem):
         tilted = _TiltedLocal(lower, q) if local else _Tilted(lower, q)
         return eqx.tree_at(lambda p: p.lower, self, tilted)
 
-    @plain_method
     def upper_value(self, x, y) -> tuple[Float[Array, ""], Any]:
         """`f(x, y)` and its auxiliary output (None where there is none)."""
         out = self.upper(x, y)
@@ -159,7 +157,6 @@ class Problem(AbstractProblem):
         value, aux = out if isinstance(out, tuple) else (out, None)
         return scalar(value, "upper"), aux
 
-    @plain_method
     def lower_value(self, x, y) -> Float[Array, ""]:
         """`g(x, y)`."""
         return scalar(self.lower(x, y), "lower")
@@ -185,7 +182,7 @@ def bare(problem: Problem) -> Problem:
     )
 
 
-class AbstractLocalLower(eqx.Module):
+class AbstractLocalLower(Plain):
     """A lower objective that is built around each `x` at which `F` is asked for.
 
     `at(x)` gives the objective there. What it computes on the way, such as the point
@@ -200,7 +197,7 @@ class AbstractLocalLower(eqx.Module):
         return self.at(jax.lax.stop_gradient(x))(x, y)
 
 
-class _Tilted(eqx.Module):
+class _Tilted(Plain):
     """`g(x, y) + <q, y>`; a Module, so that a new tilt does not recompile."""
 
     lower: Callable

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
+from .._programs.modules import Plain
 
-class AbstractSampler(eqx.Module):
+
+class AbstractSampler(Plain):
     """`sampler(key, step)` gives the batch of one step; `step` may be None."""
 
     @abc.abstractmethod

@@ -60,14 +60,21 @@ def svd(matrix) -> Any:
         return matrix[:, : len(nan)] * np.nan, nan[0], least * np.nan
 
 
+# A function of its own, like the other factorisations have: in the bodies of nested
+# loops XLA may lose what kind of call a bare one is, and then knows none of that name.
+@functools.partial(jax.jit, static_argnums=2)
+def _solve_lower(root, rhs, transpose: bool):
+    return triangular_solve(
+        root, rhs, left_side=True, lower=True, transpose_a=transpose
+    )
+
+
 def solve_lower(root, rhs, transpose: bool = False) -> Any:
     """`root^{-1} rhs`, or `root^{-T} rhs`, for a lower triangle and a matrix."""
-    if not in_stages():
-        return triangular_solve(
-            root, rhs, left_side=True, lower=True, transpose_a=transpose
-        )
     if not rhs.size:
         return rhs
+    if not in_stages():
+        return _solve_lower(root, rhs, transpose)
     # BLAS reads columns first: what it is given is the upper triangle transposed.
     return _triangular(root.dtype)(
         1.0, root.T, rhs, lower=0, trans_a=0 if transpose else 1

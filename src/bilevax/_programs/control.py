@@ -199,6 +199,13 @@ class Packed:
         others = (leaf for leaf, it in zip(leaves, which, strict=True) if not it)
         self.form = _form(structure, which, tuple(others))
 
+    @classmethod
+    def of(cls, form: "_Form", arrays) -> "Packed":
+        """With the arrays of another one of the same form."""
+        packed = object.__new__(cls)
+        packed.form, packed.arrays = form, tuple(arrays)
+        return packed
+
     def open(self) -> Any:
         arrays, others = iter(self.arrays), iter(self.form.others)
         leaves = [next(arrays if it else others) for it in self.form.which]
@@ -219,14 +226,8 @@ def _form(structure, which, others) -> _Form:
     return _Form(structure, which, others)
 
 
-def _unpacked(form: _Form, arrays) -> Packed:
-    packed = object.__new__(Packed)
-    packed.form, packed.arrays = form, arrays
-    return packed
-
-
 jax.tree_util.register_pytree_node(
-    Packed, lambda packed: (packed.arrays, packed.form), _unpacked
+    Packed, lambda packed: (packed.arrays, packed.form), Packed.of
 )
 
 

@@ -10,23 +10,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-
-class _Plain:
-    """A function that becomes a bound method which is no pytree."""
-
-    def __init__(self, function):
-        self.function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, instance, owner):
-        if instance is None:
-            return self.function
-        return functools.partial(self.function, instance)
+import equinox as eqx
 
 
-def plain_method(function: Callable) -> Any:
-    """A method that equinox leaves alone."""
-    return _Plain(function)
+class Plain(eqx.Module):
+    """A module whose attributes are those of any object; its methods are no pytrees."""
+
+    __getattribute__ = object.__getattribute__
 
 
 def made(kind: type, **fields) -> Any:

@@ -1,0 +1,227 @@
+"""What is to be done: the runs of a problem before any of them begins."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PRNGKeyArray, PyTree
+
+from .._arguments import check_count, check_number
+from .._constraints import Box, Polyhedron, check_polyhedron
+from .._files.checkpoint import check_writable
+from .._methods.base import AbstractMethod
+from .._methods.ds_blo import DSBLO
+from .._problem.checks import checked_point
+from .._problem.problem import AbstractProblem, Problem
+from .._problem.stochastic import representative
+from .average import Average
+from .requests import Asking
+from .run import Run, Stop
+from .solution import Solution, solution_from
+
+DEFAULT_STEPS = 300
+# Larger problems are not polished unless asked: BFGS keeps a dense matrix.
+_POLISH_LIMIT = 1000
+
+
+class Task(NamedTuple):
+    """What is solved."""
+
+    problem: AbstractProblem
+    x0: PyTree
+    key: PRNGKeyArray
+
+
+class Begun(NamedTuple):
+    """The runs of a task, one per start, and the problem by which they are judged."""
+
+    view: Problem
+    runs: list[Asking[Solution]]
+
+
+@dataclass
+class Plan:
+    """How tasks are solved; see `solve`."""
+
+    method: AbstractMethod
+    num_steps: int
+    stop: Stop
+    starts: Sequence[PyTree] = ()
+    num_starts: int = 1
+    polish: bool | None = None
+    certify: float | None = None
+    output: str = "last"
+    average: Average | None = None
+    looks: bool = True
+    chunk: int | None = None
+    callback: Callable | None = None
+    checkpoint: str | os.PathLike | None = None
+    together: bool = False
+
+    @property
+    def total(self) -> int:
+        """Steps of all starts of a task."""
+        return max(1 + len(self.starts), self.num_starts) * self.num_steps
+
+    def begun(self, task: Task, tick: Callable) -> Begun:
+        """The runs of a task, none of which has computed anything yet."""
+        problem, x0, key = task
+        _check_problem(problem, x0)
+        refusal = self.method.refusal(problem)
+        if refusal is not None:
+            raise ValueError(refusal)
+        look_key, start_key, key, first_key = _keys(key)
+        view = representative(problem, look_key)
+        if isinstance(view.domain, Polyhedron):
+            check_polyhedron(view.domain)
+        points = _starting_points(view, x0, self.starts, self.num_starts, start_key)
+        polish, chunk = self.polish, self.chunk
+        if polish is None:
+            size = ravel_pytree(points[0])[0].size
+            small = size <= _POLISH_LIMIT
+            polish = self.looks and isinstance(problem, Problem) and small
+        if chunk is None:
+            chunk = _default_chunk(self.num_steps)
+        runs = []
+        for i, point in enumerate(points):
+            path = _numbered(self.checkpoint, i, len(points))
+            if path is not None and not os.path.isfile(path):
+                check_writable(path)
+            run = Run(
+                problem=problem,
+                view=view,
+                method=self.method,
+                x0=point,
+                key=jr.fold_in(key, i) if i else first_key,
+                num_steps=self.num_steps,
+                stop=self.stop,
+                chunk=min(chunk, self.num_steps),
+                output=self.output,
+                polish=polish,
+                average=self.average,
+                looks=self.looks,
+                callback=self.callback,
+                checkpoint=path,
+                tick=tick,
+                together=self.together,
+            )
+            runs.append(solution_from(run, point, self.certify))
+        return Begun(view, runs)
+
+
+@jax.jit
+def _keys(key):
+    """Of the look, of the starts, of all runs, and of the first one."""
+    look, starts, runs = jr.split(key, 3)
+    return look, starts, runs, jr.fold_in(runs, 0)
+
+
+def _default_chunk(num_steps: int) -> int:
+    """Looks cost some steps each, and records are copied once per step: a long chunk of
+    a long run hides the first, and is too short for the second to show."""
+    return min(max(100, -(-num_steps // 10)), 1000)
+
+
+def _starting_points(problem: Problem, x0, starts, num_starts, key):
+    first = checked_point(problem, x0)
+    points = [first, *(checked_point(problem, point) for point in starts)]
+    flat, unravel = ravel_pytree(first)
+    for i in range(num_starts - len(points)):
+        points.append(unravel(_random_start(problem, flat, jr.fold_in(key, i))))
+    return points
+
+
+def _random_start(problem: Problem, flat, key):
+    """Uniform in a bounded box; along free coordinates normal around `x0`."""
+    spread = jnp.maximum(jnp.linalg.norm(flat) / np.sqrt(flat.size), 1.0)
+    point = flat + spread * jr.normal(key, flat.shape, flat.dtype)
+    domain = problem.domain
+    if not isinstance(domain, Box):
+        return point
+    low, high = ravel_pytree(domain.lower)[0], ravel_pytree(domain.upper)[0]
+    bounded = jnp.isfinite(low) & jnp.isfinite(high)
+    share = jr.uniform(jr.fold_in(key, 0), flat.shape, flat.dtype)
+    inside = jnp.where(bounded, low, 0) + share * jnp.where(bounded, high - low, 0)
+    return jnp.where(bounded, inside, jnp.clip(point, low, high))
+
+
+def _numbered(checkpoint, i: int, count: int):
+    if checkpoint is None or count == 1:
+        return checkpoint
+    root, ending = os.path.splitext(os.fspath(checkpoint))
+    return f"{root}-{i}{ending}"
+
+
+def _check_problem(problem, x0) -> None:
+    """Raise a `ValueError` unless a run can begin."""
+    if not isinstance(problem, AbstractProblem):
+        raise ValueError(
+            "`problem` must be a Problem or a StochasticProblem; got "
+            f"{type(problem).__name__}."
+        )
+    if x0 is None:
+        raise ValueError("`x0` is needed: the point to start from.")
+
+
+def _checked_method(method) -> AbstractMethod:
+    if method is None:
+        return DSBLO()
+    if not isinstance(method, AbstractMethod):
+        got = method.__name__ if isinstance(method, type) else repr(method)
+        raise ValueError(f"`method` must be a method such as DSBLO(); got {got}.")
+    return method
+
+
+def planned(
+    *,
+    method,
+    num_steps=None,
+    stop=None,
+    average=None,
+    certify=None,
+    looks=True,
+    **options,
+) -> Plan:
+    """The plan that the arguments of `solve` ask for, checked."""
+    counts = dict(num_steps=num_steps, chunk=options["chunk"])
+    counts["num_starts"] = options["num_starts"]
+    for name, count in counts.items():
+        if count is not None:
+            check_count(count, name)
+    output, callback = options["output"], options.get("callback")
+    if output not in ("last", "random"):
+        raise ValueError(f"`output` must be 'last' or 'random'; got {output!r}.")
+    if not (stop is None or isinstance(stop, Stop)):
+        raise ValueError(
+            f"`stop` must be a Stop, such as `Stop(seconds=60)`; got {stop!r}."
+        )
+    if not (callback is None or callable(callback)):
+        raise ValueError(
+            "`callback` must be a function of (step, x, value, history); got "
+            f"{callback!r}."
+        )
+    if certify is not None:
+        check_number(certify, "certify", "a positive radius", np.nextafter(0, 1))
+    if average is not None:
+        check_number(average, "average", "a decay in [0, 1)", 0, 1)
+    if not looks and (options["polish"] or certify is not None):
+        raise ValueError(
+            "`looks=False` never evaluates F, which `polish` and `certify` need."
+        )
+    if stop is None:
+        stop = Stop() if num_steps is None else Stop(0, 0)
+    return Plan(
+        method=_checked_method(method),
+        num_steps=DEFAULT_STEPS if num_steps is None else num_steps,
+        stop=stop,
+        average=None if average is None else Average(average),
+        certify=certify,
+        looks=looks,
+        **options,
+    )
