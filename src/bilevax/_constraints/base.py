@@ -60,6 +60,10 @@ class AbstractConstraints(Plain):
     def check_x(self, x: PyTree[Array]) -> None:
         """Raise a `ValueError` if `x` does not fit the coupling."""
 
+    def units(self, size: int, dtype) -> Float[Array, " n"]:
+        """The units in which the entries of `y` are computed."""
+        return xp.ones(size, dtype)
+
     @property
     def num_rows(self) -> int:
         return self.num_inequalities + self.num_equalities

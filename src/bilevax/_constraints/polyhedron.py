@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from .._programs.arrays import ravel, xp
 from .base import AbstractConstraints, as_float
+from .columns import units_of_columns
 
 
 class Polyhedron(AbstractConstraints):
@@ -15,7 +16,8 @@ class Polyhedron(AbstractConstraints):
 
     `y` and `x` are raveled in JAX order. Every part is optional: no `B` means that the
     set does not move with `x`; no `A` (or no `A_eq`) that there are no such rows. Zero
-    rows and infinite entries of `b` are allowed.
+    rows and infinite entries of `b` are allowed. `columns` are the units in which the
+    entries of `y` are computed, see `columns.py`.
     """
 
     A: Float[Array, "k n"] | None
@@ -24,6 +26,7 @@ class Polyhedron(AbstractConstraints):
     A_eq: Float[Array, "l n"] | None
     B_eq: Float[Array, "l m"] | None
     b_eq: Float[Array, " l"] | None
+    columns: Float[Array, " n"] | None
 
     def __init__(self, A=None, B=None, b=None, A_eq=None, B_eq=None, b_eq=None):
         self.A, self.B, self.b = _checked_rows(A, B, b, "")
@@ -40,6 +43,8 @@ class Polyhedron(AbstractConstraints):
                     "`B` and `B_eq` must have one column per entry of `x`; got "
                     f"{self.B.shape[1]} and {self.B_eq.shape[1]} columns."
                 )
+        parts = [part for part in (self.A, self.A_eq) if part is not None]
+        self.columns = units_of_columns(jnp.concatenate(parts)) if parts else None
 
     @property
     def num_inequalities(self):
@@ -61,6 +66,11 @@ class Polyhedron(AbstractConstraints):
     def matrix(self, size, dtype):
         parts = [xp.asarray(p, dtype) for p in (self.A, self.A_eq) if p is not None]
         return xp.concatenate(parts) if parts else xp.zeros((0, size), dtype)
+
+    def units(self, size, dtype):
+        if self.columns is None:
+            return xp.ones(size, dtype)
+        return xp.asarray(self.columns, dtype)
 
     def push(self, d):
         parts = [part @ d for part in (self.A, self.A_eq) if part is not None]

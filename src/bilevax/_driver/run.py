@@ -23,6 +23,7 @@ from .._files import checkpoint as checkpoints
 from .._implicit.feasible import moves, onto_allowed, onto_domain
 from .._implicit.hypergradient import Evaluation, hypergradient
 from .._judge.certificate import certify
+from .._lower.active_set import opened_factor
 from .._lower.base import strongly_typed
 from .._methods.base import AbstractMethod, Record, Scales
 from .._problem.problem import AbstractProblem, Problem
@@ -32,7 +33,7 @@ from .average import Average
 from .history import History, blank_records, checked_history, to_arrays, with_scalars
 from .requests import Asking, Request
 from .scales import measure_scales
-from .steps import advance_in_stages, is_usual, runs_in_stages
+from .steps import advance_in_stages, is_often, is_usual, runs_in_stages
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
@@ -94,7 +95,7 @@ class Run:
         scales = Scales(*(jnp.asarray(1.0),) * 3)
         if self.method.uses_scales:
             scales = yield from measure_scales(plain(self.view), x, e)
-        begin = (self.view, self.method, x, e, scales, self.key)
+        begin = (self.view, self.method, x, e, scales, self.key, self.in_stages)
         state = yield Request(start, begin)
         kept, chosen = x, self._chosen_step()
         mean = None if self.average is None else x
@@ -208,9 +209,15 @@ class Run:
         Without a polish it is the method alone that is asked for, as in comparisons,
         where methods are timed beside each other.
         """
-        if self.together:
-            return False
-        return self.polish and runs_in_stages(self.problem, self.method, self.num_steps)
+        steps = runs_in_stages(self.problem, self.method, self.num_steps)
+        return self.polish and steps and not self.is_one_of_many
+
+    @functools.cached_property
+    def is_one_of_many(self) -> bool:
+        """Whether programs of its own pay, because other runs have them already."""
+        # Who continues a run has made another number of runs before.
+        alone = self.checkpoint is not None
+        return self.together or (not alone and is_often(self.problem, self.method))
 
     @functools.cached_property
     def is_brief(self) -> bool:
@@ -312,10 +319,11 @@ def blank_evaluation(problem: Problem, x) -> Evaluation:
 
 
 @once_jit
-def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, key):
+def start(problem: Problem, method, x, e: Evaluation, scales, key, in_stages=False):
     """The state before the first step."""
     whole = jr.fold_in(key, _WHOLE_RUN)
-    state = method.init(problem, x, e.lower, scales, key=whole)
+    lower = e.lower if in_stages else opened_factor(e.lower)
+    state = method.init(problem, x, lower, scales, key=whole)
     return strongly_typed(state)
 
 

@@ -11,17 +11,27 @@ from .._implicit.hypergradient import staged
 from .._lower.choose import checked_solver
 from .._methods.asking import AbstractAskingMethod
 from .._problem.problem import AbstractProblem, Problem
-from .._programs.control import often, on_device, on_host, stage, stage_by_stage
+from .._programs.control import Packed, often, on_device, on_host, stage, stage_by_stage
 from .history import with_scalars
 
 # Runs of more steps are one program: compiling it then costs less than it saves.
 _SHORT = 500
+# So are further runs of a kind of which there were so many: by then they have taken as
+# long as the compilation does.
+_OFTEN = 30
 
 
 def runs_in_stages(problem: AbstractProblem, method, num_steps: int) -> bool:
     """Whether a run takes its steps one by one: by what it is, not by the clock."""
     asks = isinstance(method, AbstractAskingMethod) and method.takes_stages
     return num_steps <= _SHORT and asks and is_usual(problem)
+
+
+def is_often(problem: AbstractProblem, method) -> bool:
+    """Whether many runs of this kind have begun; it counts those that ask."""
+    met = Packed((problem, method)).form.met
+    met["runs"] = met.get("runs", 0) + 1
+    return met["runs"] > _OFTEN
 
 
 def is_usual(problem: AbstractProblem) -> bool:

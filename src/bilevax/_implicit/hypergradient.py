@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._lower.active_set import ActiveSet, blank_solution, cold_start
+from .._lower.active_set import ActiveSet, blank_solution
 from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite, strongly_typed
 from .._lower.choose import USUAL_SOLVER, check_choice, check_warm, checked_solver
 from .._lower.dense import FlatLower, Unravel
@@ -121,7 +121,7 @@ def hypergradient(
         evaluation = _in_stages(problem, x, solver, adjoint, warm, quality)
     else:
         if warm is None and isinstance(solver, ActiveSet):
-            warm = blank_solution(problem)
+            warm = blank_solution(problem, kept=not in_program())
         evaluation = _as_program(problem, x, solver, adjoint, warm, quality)
     if throw:
         raise_on_failure(evaluation, "The hypergradient")
@@ -175,7 +175,7 @@ def evaluate(
     e: Any = None
     left_out: Any = True
     if path.pays():
-        begin = cold_start(problem) if warm is None else warm
+        begin = blank_solution(problem) if warm is None else warm
         e, left_out = _usually(whole, _packed_adjoint(adjoint), x, begin)
         path.met(bool(left_out))
     if left_out:

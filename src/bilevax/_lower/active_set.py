@@ -30,7 +30,6 @@ from .._programs.control import (
     choose_rarely,
     in_stages,
     loop,
-    on_host,
     on_usual_path,
     once,
     packed,
@@ -38,12 +37,11 @@ from .._programs.control import (
     run_if,
     unless_rarely,
 )
-from .._programs.modules import made, remembered, with_fields
+from .._programs.modules import made, with_fields
 from .._status import Status, as_status, code_of
 from .._tolerances import PROXIMAL_FALL, PROXIMAL_LEAST, PROXIMAL_RISE, tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution, all_finite
 from .classify import Split, classify
-from .columns import may_have_units, units_of_columns
 from .dense import FlatLower, Rows, Unravel, hessian_of, unit_rows
 from .flat import convexified, is_decided, is_loose
 from .kkt import KKT, Factor, Schur, blank_factor, blank_schur, factorise
@@ -65,13 +63,16 @@ class DenseFactor(NamedTuple):
         """See `KKT`; in unit rows and in the units of the columns."""
         return KKT(self.hessian, self.rows_inverse).solve(top, bottom)
 
+    def open(self) -> "DenseFactor":
+        return self
+
     def kept(self) -> "KeptFactor":
         parts = Bundle((self.hessian, self.rows_inverse))
         return KeptFactor(parts, self.norm, self.columns)
 
 
 class KeptFactor(NamedTuple):
-    """A `DenseFactor` as solutions keep it."""
+    """A `DenseFactor` between calls from Python: few arrays. Loops keep it open."""
 
     parts: Bundle
     norm: Float[Array, " k"]
@@ -208,6 +209,7 @@ class ActiveSet(AbstractLowerSolver):
         or_nan = lambda value: xp.where(void, xp.nan, value)
         slack = -point.violation * rows.norm
         unravel = once(Unravel.like, problem.y0)
+        found = DenseFactor(factor, split.rows_inverse, rows.norm, columns)
         return made(
             LowerSolution,
             y=unravel(or_nan(point.y) * columns),
@@ -221,7 +223,7 @@ class ActiveSet(AbstractLowerSolver):
             kkt_residual=or_nan(point.kkt),
             iterations=Iterations(p.passes, p.factorisations, p.last.steps),
             status=as_status(status),
-            factor=DenseFactor(factor, split.rows_inverse, rows.norm, columns).kept(),
+            factor=found.kept() if begun.kept else found,
         )
 
 
@@ -303,7 +305,8 @@ def _trusted(new: Progress, factor: Factor) -> Progress:
 class Start(NamedTuple):
     """Where a solve begins: primal–dual point, factor, and the inverse of its rows.
 
-    `cold` is the start without a warm one.
+    `cold` is the start without a warm one; `kept`: whether solutions keep their factor
+    as the warm one does.
     """
 
     lower: Any
@@ -315,38 +318,25 @@ class Start(NamedTuple):
     active: Bool[Array, " k"]
     factor: Factor
     rows_inverse: Schur
+    kept: bool
 
 
 def start(problem, x, warm: LowerSolution | None = None) -> Start:
     """The lower level in units of its columns, and where its solve begins.
 
-    A failed warm start gives its factor only; a run computes the units once, since
-    `warm` has them.
+    A failed warm start gives its factor only.
     """
     if warm is None:
         warm = blank_solution(problem)
     constraints, unravel = problem.constraints, once(Unravel.like, problem.y0)
     kept: Any = warm.factor
     if kept is None:
-        kept = blank_solution(problem).factor
+        kept = blank_solution(problem, kept=True).factor
     factor: DenseFactor = kept.open()
     y0 = ravel(problem.y0)
     size, dtype = y0.size, y0.dtype
-    known = xp.all(factor.columns > 0)
-    # The same array in stages, where what is known of it is remembered.
-    plain = factor.columns
-    if not (in_stages() and known):
-        plain = xp.where(known, plain, 1)
-
-    def in_units(columns):
-        return columns, unit_rows(constraints, x, size, dtype, columns)
-
-    columns, rows = in_units(plain)
-    columns, rows = unless_rarely(
-        known | ~may_have_units(rows.A),
-        lambda _: in_units(units_of_columns(constraints.matrix(size, dtype))),
-        (columns, rows),
-    )
+    columns = once(_units, constraints, size, dtype)
+    rows = unit_rows(constraints, x, size, dtype, columns)
     usable = warm.status._value == code_of(Status.successful)
     active = rows.usable & (rows.equality | (usable & warm.active))
     cold = y0 / columns
@@ -360,35 +350,31 @@ def start(problem, x, warm: LowerSolution | None = None) -> Start:
         active=active,
         factor=factor.hessian,
         rows_inverse=factor.rows_inverse,
+        kept=isinstance(kept, KeptFactor),
     )
 
 
-@remembered
-def cold_start(problem) -> LowerSolution:
-    """`blank_solution` for a call in stages, which finds the units of columns once."""
-    blank: Any = blank_solution(problem)
-    constraints, unravel = on_host(problem.constraints), Unravel.like(problem.y0)
-    matrix = constraints.matrix(unravel.size, unravel.dtypes[0])
-    factor = blank.factor._replace(columns=units_of_columns(matrix))
-    return with_fields(blank, factor=factor)
+def _units(constraints, size: int, dtype):
+    return constraints.units(size, dtype)
 
 
-def blank_solution(problem) -> LowerSolution:
+def blank_solution(problem, kept: bool = False) -> LowerSolution:
     """A failed warm start: with it a cold solve is the same program as a warm one."""
     y = problem.y0
     k, leaf = problem.constraints.num_rows, jax.tree.leaves(y)[0]
     size = sum(part.size for part in jax.tree.leaves(y))
-    make = _kept_blank if in_stages() else _blank
-    blank = make(k, size, leaf.dtype)
+    stages = in_stages()
+    make = _kept_blank if stages else _blank
+    blank = make(k, size, leaf.dtype, kept or stages)
     return LowerSolution(
         y=y, status=as_status(code_of(Status.iteration_limit)), **blank
     )
 
 
-def _blank(k: int, n: int, dtype) -> dict[str, Any]:
+def _blank(k: int, n: int, dtype, kept: bool) -> dict[str, Any]:
     no, nan = np.zeros(k, bool), np.asarray(np.nan, dtype)
     zeros, zero = np.zeros(k, dtype), xp.asarray(0)
-    units: Any = (np.ones(k, dtype), np.zeros(n, dtype))
+    units: Any = (np.ones(k, dtype), np.ones(n, dtype))
     factor = DenseFactor(blank_factor(k, n, dtype), blank_schur(k, dtype), *units)
     blank = dict(
         multipliers=zeros,
@@ -400,12 +386,19 @@ def _blank(k: int, n: int, dtype) -> dict[str, Any]:
         error=nan,
         kkt_residual=nan,
         iterations=Iterations(zero, zero, zero),
-        factor=factor.kept(),
+        factor=factor.kept() if kept else factor,
     )
     return jax.tree.map(xp.asarray, blank)
 
 
 _kept_blank = functools.lru_cache(maxsize=64)(_blank)
+
+
+def opened_factor(lower: LowerSolution) -> LowerSolution:
+    """`lower` as loops keep it."""
+    if not isinstance(lower.factor, KeptFactor):
+        return lower
+    return with_fields(lower, factor=lower.factor.open())
 
 
 def _verdict(x, rows: Rows, p: Progress, split: Split, factor: Factor, loose):

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .._constraints import Box, Polyhedron
 from .._implicit.feasible import Nearest, excess, moves, nearest
 from .._implicit.hypergradient import exact, staged
+from .._lower.active_set import opened_factor
 from .._lower.base import LowerSolution, strongly_typed
 from .._lower.choose import checked_solver
 from .._lower.dense import Unravel
@@ -112,21 +113,24 @@ def polish(
     x: PyTree[Array],
     lower: LowerSolution,
     length: Float[Array, ""],
+    stages: bool = True,
     max_evaluations: int = 2000,
 ) -> Polish:
     """Descend from `x`, with first steps of about `length`, until nothing improves.
 
-    `lower` is the lower-level solution at `x`.
+    `lower` is the lower-level solution at `x`; with `stages`, evaluations are taken one
+    by one where that is possible.
     """
     solver = checked_solver(problem, None, False)
     search = None
-    if staged(problem, x, solver, problem.adjoint, lower):
+    if stages and staged(problem, x, solver, problem.adjoint, lower):
         with often(), few_threads(problem), stage_by_stage():
             search = _in_stages(problem, x, lower, length, max_evaluations)
             max_evaluations -= int(search.evaluations)
             if not (search.going and max_evaluations):
                 return on_device(_ended(search, Unravel.like(x)))
         search = on_device(search)
+    lower = opened_factor(lower)
     return _as_program(problem, x, lower, length, search, max_evaluations)
 
 

@@ -8,21 +8,38 @@ entry agree with every unit and have no say; neither has curvature, since stiff 
 soft is no matter of units.
 """
 
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from .._programs.arrays import xp
-from .._programs.control import loop
+from .._programs.control import loop, on_device, on_host, run_if, stage_by_stage
 from .._tolerances import UNIT_BITS, UNIT_SWEEPS
 
 
-def may_have_units(A: Float[Array, "k n"]):
+def units_of_columns(A: Float[Array, "k n"]) -> Float[Array, " n"]:
+    """What to multiply each column with; most by one.
+
+    It belongs to the rows, so it is found once, where they are made.
+    """
+    if not isinstance(A, Tracer):
+        with stage_by_stage():
+            return on_device(_units(on_host(A)))
+    return _units(A)
+
+
+def _units(A):
+    ones = xp.ones(A.shape[1], A.dtype)
+    return run_if(_may_have_units(A), lambda _: _curtis_reid(A), ones)
+
+
+def _may_have_units(A: Float[Array, "k n"]):
     """Whether entries of some row of unit norm differ by more than a step."""
     size = xp.abs(A)
-    return xp.any((size > 0) & (size < 2.0 ** (-UNIT_BITS / 2)))
+    largest = xp.max(size, axis=1, keepdims=True, initial=0)
+    return xp.any((size > 0) & (size < 2.0 ** (-UNIT_BITS / 2) * largest))
 
 
-def units_of_columns(A: Float[Array, "k n"]) -> Float[Array, " n"]:
-    """What to multiply each column with; most by one."""
+def _curtis_reid(A: Float[Array, "k n"]) -> Float[Array, " n"]:
     size = xp.abs(A)
     entries = (size > 0) & xp.isfinite(size)
     entries = entries & (xp.sum(entries, axis=1) > 1)[:, None]
