@@ -207,13 +207,13 @@ def is_solved(sweep: Sweep, factor: Factor):
     """
     point, tol = sweep.point, tolerances(sweep.point.y.dtype)
     stiff = xp.sqrt(xp.abs(factor.diagonal))
-    error, far, bent, reach, push = largest(
+    error, far, bent, reach, push, stiffest = largest(
         sweep.y_noise, point.y, stiff * sweep.y_noise, stiff * point.y,
-        point.gradient / xp.where(stiff > 0, stiff, 1),
+        point.gradient / xp.where(stiff > 0, stiff, 1), stiff,
     )  # fmt: skip
     # Far bounds are no length of an answer.
     length = xp.maximum(far, NEAR_ZERO * xp.max(point.length, initial=0))
-    longest = xp.maximum(reach, push) + tol.eps * xp.max(stiff) * length
+    longest = xp.maximum(reach, push) + tol.eps * stiffest * length
     known = (error <= tol.sure * length) & (bent <= tol.sure * longest)
     newton = sweep.describes & stands_still(sweep)
     # Where no force is left at all, nothing is hidden.
