@@ -1,6 +1,7 @@
 """`solve` and `solve_many`: problems, starts and methods in, solutions out."""
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 
 import jax
@@ -143,9 +144,27 @@ def solve_many(
         runs = [run for one in begun for run in one.runs]
         if not runs:
             return []
+        _warn_of_functions(problems)
         with few_threads(begun[0].view):
             found = iter(together(runs, batch))
     return [best_of([next(found) for _ in one.runs]) for one in begun]
+
+
+def _warn_of_functions(problems) -> None:
+    """Warn where no two problems can share a program."""
+    structures = {jax.tree.structure(problem) for problem in problems}
+    functions = {_functions(problem) for problem in problems}
+    if len(functions) == len(problems) > len(structures):
+        warnings.warn(
+            "All problems have functions of their own, such as a lambda that was made "
+            "for each, so none shares a program with another. Write the functions once "
+            "and bind what differs: `jax.tree_util.Partial(function, data)`.",
+            stacklevel=3,
+        )
+
+
+def _functions(problem) -> tuple:
+    return tuple(leaf for leaf in jax.tree.leaves(problem) if callable(leaf))
 
 
 def _tasks(problems, x0s, keys) -> list[Task]:
