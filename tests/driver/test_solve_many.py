@@ -1,5 +1,7 @@
 """Many instances at once: the same answers as one by one."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -126,6 +128,7 @@ def test_no_problems_have_no_solutions():
 
 
 def test_mistakes_are_told():
+    three: Any = [3.0]
     with pytest.raises(ValueError, match="`x0s` must have one entry per problem"):
         bx.solve_many([tolls(VALUES[0], 2.0)] * 2, [START], 0)
     with pytest.raises(ValueError, match="`keys` must have one entry per problem"):
@@ -133,7 +136,7 @@ def test_mistakes_are_told():
     with pytest.raises(ValueError, match="batch"):
         bx.solve_many([tolls(VALUES[0], 2.0)], [START], 0, batch=0)
     with pytest.raises(ValueError, match="Problem or a StochasticProblem"):
-        bx.solve_many([3.0], [START], 0)
+        bx.solve_many(three, [START], 0)
 
 
 def test_functions_of_their_own_are_told():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.random as jr
 import numpy as np
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from .._arguments import check_count, checked_key
 from .._files.progress import progress_bar
@@ -95,7 +95,7 @@ def solve(
 
 def solve_many(
     problems: Sequence[AbstractProblem],
-    x0s: Sequence[PyTree],
+    x0s: Sequence[PyTree] | Array,
     keys: Sequence[PRNGKeyArray] | PRNGKeyArray | int,
     method: AbstractMethod | None = None,
     *,
