@@ -22,8 +22,8 @@ GROUPS = {
         "penalty_gradient", "equality_gradient", "FirstOrderEvaluation",
     ),
     "Solving": (
-        "solve", "Solution", "Stop", "History", "tune", "Tuning", "certify",
-        "Certificate", "moreau", "explain", "Explanation",
+        "solve", "solve_many", "Solution", "Stop", "History", "tune", "Tuning",
+        "certify", "Certificate", "moreau", "explain", "Explanation",
     ),
     "What went wrong": ("Status", "status_name", "BilevelError", "CheckpointError"),
     "Lower-level solvers": (

@@ -20,6 +20,10 @@ from ._lower.base import (
     AbstractLowerSolver as AbstractLowerSolver,
     LowerSolution as LowerSolution,
 )
+from ._methods.asking import (
+    AbstractAskingMethod as AbstractAskingMethod,
+    Query as Query,
+)
 from ._methods.base import (
     AbstractMethod as AbstractMethod,
     Draws as Draws,

@@ -147,17 +147,24 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path):
     checkpoint = tmp_path / "run.npz"
     problem = Path(__file__).parent.parent.parent / "examples" / "tolls.py"
     command = [
-        sys.executable, "-m", "bilevax", "solve", str(problem), "--steps", "100000",
+        sys.executable, "-m", "bilevax", "solve", str(problem), "--steps", "1000000",
         "--chunk", "50", "--checkpoint", str(checkpoint),
     ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not checkpoint.exists() and process.poll() is None:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=300)
+    # Once more where it arrived in a callback of the garbage collector, out of which
+    # Python raises nothing.
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        try:
+            _, told = process.communicate(timeout=30)
+            break
+        except subprocess.TimeoutExpired:
+            pass
     assert process.returncode == 130
     assert str(checkpoint) in told
     assert "goes on from there" in told
     assert "Traceback" not in told
     with np.load(checkpoint, allow_pickle=False) as file:
-        assert 0 < len(file["history_value"]) < 2001
+        assert 0 < len(file["history_value"]) < 20001

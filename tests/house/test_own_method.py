@@ -14,6 +14,7 @@ def test_a_method_of_ones_own_runs_through_compare():
     assert {row["method"] for row in rows} == {"heavy ball", "[S]SIGD"}
     # Inside the box y = x, so F is (x - 1)^2 + x^2 / 10.
     np.testing.assert_allclose(scope["s"].x, 1 / 1.1, atol=1e-3)
+    np.testing.assert_allclose(scope["a"].x, 1 / 1.1, atol=1e-6)
     first, *_ = (row for row in rows if row["method"] == "heavy ball")
     assert first["totals"]["lower_solves"] == 100
 

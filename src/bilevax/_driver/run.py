@@ -21,7 +21,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._files import checkpoint as checkpoints
 from .._implicit.feasible import moves, onto_allowed, onto_domain
-from .._implicit.hypergradient import Evaluation, hypergradient
+from .._implicit.hypergradient import Evaluation, hypergradient, is_large
 from .._judge.certificate import certify
 from .._lower.active_set import opened_factor
 from .._lower.base import strongly_typed
@@ -112,7 +112,7 @@ class Run:
             problem = self.problem if meta["recovering"] else problem
             x, e = yield from self._look(x)
             self.tick(step if ended is None else self.num_steps)
-        reason, best = ended or "all steps taken", (x, e)
+        reason, best, restored = ended or "all steps taken", (x, e), step
         while step < self.num_steps and ended is None:
             last = min(step + self.chunk, self.num_steps)
             before = (state, kept, mean, step, last, chosen)
@@ -150,7 +150,7 @@ class Run:
                 break
         if self.output == "random":
             x, e = yield from self._look(kept)
-        elif ended is not None:
+        elif step == restored:
             x, e = yield from self._look(state.x, history)
         if self.looks and not has_value(e.status):
             reason = "the last iterate has no answer, the best one seen is returned"
@@ -222,7 +222,8 @@ class Run:
     @functools.cached_property
     def is_brief(self) -> bool:
         """Whether a program compiled in half of the time is done sooner."""
-        return self.num_steps <= _BRIEF and is_usual(self.problem)
+        small = is_usual(self.problem) and not is_large(self.view)
+        return small and self.num_steps <= _BRIEF
 
     def _chosen_step(self) -> int:
         """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""

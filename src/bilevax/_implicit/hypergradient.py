@@ -176,12 +176,21 @@ def evaluate(
     left_out: Any = True
     if path.pays():
         begin = blank_solution(problem) if warm is None else warm
-        e, left_out = _usually(whole, _packed_adjoint(adjoint), x, begin)
+        large = is_large(problem)
+        e, left_out = _usually(whole, _packed_adjoint(adjoint), x, begin, large=large)
         path.met(bool(left_out))
     if left_out:
         problem, x, warm = on_host((problem, x, warm))
         e = _evaluate(problem, x, solver, adjoint, warm)
     return _with_quality(e, problem, x, adjoint) if quality else e
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether an evaluation computes so much that its program is better optimised."""
+    return sum(leaf.size for leaf in jax.tree.leaves(problem.y0)) >= _LARGE
+
+
+_LARGE = 100
 
 
 def _packed_adjoint(adjoint):

@@ -140,7 +140,8 @@ def stage(function: Callable) -> Callable:
 def usual_path(function: Callable) -> Callable[..., tuple[Any, Any]]:
     """`function` without its rare branches, and whether one of them was needed.
 
-    A program of its own like a `stage`, but with JAX's arrays as results.
+    A program of its own like a `stage`, but with JAX's arrays as results. Where much is
+    computed (`large`) it is optimised, which takes longer to compile.
     """
 
     @functools.wraps(function)
@@ -150,10 +151,10 @@ def usual_path(function: Callable) -> Callable[..., tuple[Any, Any]]:
             return function(*map(opened, arguments)), _any(left_out)
 
     @functools.cache
-    def compiled():
-        return jax.jit(part, compiler_options=compiler_options(optimise=False))
+    def compiled(large: bool):
+        return jax.jit(part, compiler_options=compiler_options(optimise=large))
 
-    return lambda *arguments: compiled()(*arguments)
+    return lambda *arguments, large: compiled(large)(*arguments)
 
 
 def on_usual_path() -> bool:
