@@ -83,7 +83,9 @@ def measure(name: str) -> dict[str, float]:
     timed("other solve", lambda: bx.solve(other, None, x, key=key, **options))
     for label, warm in (("cold call", None), ("warm call", e.lower)):
         call = lambda warm=warm: bx.hypergradient(problem, x, warm=warm, **options)
-        jax.block_until_ready(call().grad)
+        # Until it is compiled, whichever call does that.
+        for _ in range(50):
+            jax.block_until_ready(call().grad)
         began, count = time.perf_counter(), 200
         for _ in range(count):
             last = call()

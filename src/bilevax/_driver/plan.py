@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -20,6 +19,7 @@ from .._methods.ds_blo import DSBLO
 from .._problem.checks import checked_point
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
+from .._programs.quick import once_jit
 from .average import Average
 from .requests import Asking
 from .run import Run, Stop
@@ -115,7 +115,7 @@ class Plan:
         return Begun(view, runs)
 
 
-@jax.jit
+@once_jit
 def _keys(key):
     """Of the look, of the starts, of all runs, and of the first one."""
     look, starts, runs = jr.split(key, 3)

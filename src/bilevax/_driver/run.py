@@ -27,13 +27,14 @@ from .._lower.active_set import opened_factor
 from .._lower.base import strongly_typed
 from .._methods.base import AbstractMethod, Record, Scales
 from .._problem.problem import AbstractProblem, Problem
+from .._programs.control import stage_by_stage
 from .._programs.quick import once_jit, quick_jit
 from .._status import Status, has_value, status_code, status_name
 from .average import Average
 from .history import History, blank_records, checked_history, to_arrays, with_scalars
 from .requests import Asking, Request
 from .scales import measure_scales
-from .steps import advance_in_stages, is_often, is_usual, runs_in_stages
+from .steps import advance_in_stages, fold_in, is_often, is_usual, runs_in_stages
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
@@ -95,8 +96,9 @@ class Run:
         scales = Scales(*(jnp.asarray(1.0),) * 3)
         if self.method.uses_scales:
             scales = yield from measure_scales(plain(self.view), x, e)
-        begin = (self.view, self.method, x, e, scales, self.key, self.in_stages)
-        state = yield Request(start, begin)
+        begin = (self.view, self.method, x, e, scales, self.key)
+        first = start_in_stages if self.in_stages else start
+        state = yield Request(first, begin)
         kept, chosen = x, self._chosen_step()
         mean = None if self.average is None else x
         history, step, spent = History().evaluated(0, e.value, 0.0, 0.0), 0, 0.0
@@ -320,12 +322,18 @@ def blank_evaluation(problem: Problem, x) -> Evaluation:
 
 
 @once_jit
-def start(problem: Problem, method, x, e: Evaluation, scales, key, in_stages=False):
+def start(problem: Problem, method: AbstractMethod, x, e: Evaluation, scales, key):
     """The state before the first step."""
     whole = jr.fold_in(key, _WHOLE_RUN)
-    lower = e.lower if in_stages else opened_factor(e.lower)
-    state = method.init(problem, x, lower, scales, key=whole)
+    state = method.init(problem, x, opened_factor(e.lower), scales, key=whole)
     return strongly_typed(state)
+
+
+def start_in_stages(problem: Problem, method, x, e: Evaluation, scales, key):
+    """The same as an object in Python: too little to be worth a program."""
+    with stage_by_stage():
+        whole = fold_in(key, _WHOLE_RUN)
+    return strongly_typed(method.init(problem, x, e.lower, scales, key=whole))
 
 
 def _advance(

@@ -11,7 +11,14 @@ from .._implicit.hypergradient import staged
 from .._lower.choose import checked_solver
 from .._methods.asking import AbstractAskingMethod
 from .._problem.problem import AbstractProblem, Problem
-from .._programs.control import Packed, often, on_device, on_host, stage, stage_by_stage
+from .._programs.control import (
+    Packed,
+    brief_stage,
+    often,
+    on_device,
+    on_host,
+    stage_by_stage,
+)
 from .history import with_scalars
 
 # Runs of more steps are one program: compiling it then costs less than it saves.
@@ -70,7 +77,7 @@ def advance_in_stages(
         track = Track(*on_host((kept, np.asarray(np.inf), mean)))
         for t in range(first, last):
             query = on_host(
-                method.ask(problem, state, step=t, num_steps=total, key=_key_of(key, t))
+                method.ask(problem, state, step=t, num_steps=total, key=fold_in(key, t))
             )
             state, record = method.answer(problem, problem, state, query)
             record = with_scalars(record)
@@ -81,9 +88,10 @@ def advance_in_stages(
     return state, kept, mean, columns
 
 
-@stage
-def _key_of(key, t):
-    return jr.fold_in(key, t)
+@brief_stage
+def fold_in(key, number):
+    """The key of a step."""
+    return jr.fold_in(key, number)
 
 
 def _tracked(track: Track, average, x, value, t: int, chosen: int) -> Track:

@@ -187,10 +187,12 @@ def evaluate(
 
 def is_large(problem: Problem) -> bool:
     """Whether an evaluation computes so much that its program is better optimised."""
-    return sum(leaf.size for leaf in jax.tree.leaves(problem.y0)) >= _LARGE
+    n = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
+    return (n + problem.constraints.num_rows) ** 2 >= _LARGE
 
 
-_LARGE = 100
+# Entries of a KKT matrix.
+_LARGE = 10_000
 
 
 def _packed_adjoint(adjoint):

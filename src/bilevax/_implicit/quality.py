@@ -6,7 +6,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from .._lower.base import LowerSolution
-from .._lower.dense import Unravel, along, curvature, largest
+from .._lower.dense import Unravel, along, hessian_operator, largest
 from .._lower.free import free_subspace
 from .._programs.arrays import ravel, xp
 from .._programs.control import stage
@@ -53,9 +53,8 @@ def _condition(system: KKTSystem, lower, adjoint):
         system.constraints, system.active, system.y.size, system.y.dtype
     )
 
-    def forward(d):
-        return free.project(curvature(system.lower, system.y, free.project(d)))
-
+    bend = hessian_operator(system.lower, system.y)
+    forward = lambda d: free.project(bend(free.project(d)))
     inverse = adjoint.inverse(system, lower)
     backward = lambda d: inverse(free.project(d))
     top, bottom = (largest_curvature(op, system.y) for op in (forward, backward))

@@ -170,6 +170,13 @@ def curvature(lower: Any, y, d) -> Float[Array, " n"]:
     return lower.hessian_product(y, d)
 
 
+def hessian_operator(lower: Any, y) -> Callable:
+    """`d -> H d` for many `d`; in stages by the matrix, which is one call."""
+    if in_stages():
+        return hessian_of(lower, y).__matmul__
+    return lambda d: lower.hessian_product(y, d)
+
+
 @stage
 def value_of(lower: FlatLower, y) -> Float[Array, ""]:
     return lower.value(y)

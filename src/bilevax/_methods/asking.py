@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from .._problem.perturbation import UniformBall
 from .._problem.problem import AbstractProblem, Problem, tilted
-from .._programs.control import in_stages, stage
+from .._programs.control import brief_stage, in_stages
 from .._programs.modules import with_fields
 from .base import AbstractMethod, Record, draws, report
 from .oracle import Oracle, gradient_at
@@ -89,7 +89,7 @@ class AbstractAskingMethod(AbstractMethod):
         return new, report(problem, oracle.e, state.lower, state.x, new.x, **told)
 
 
-@stage
+@brief_stage
 def share_and_direction(x: PyTree[Array], like, key: PRNGKeyArray):
     """A number in [0, 1] and a point of the unit ball, as every method draws them."""
     keys = draws(key)

@@ -11,7 +11,7 @@ from .._lower.base import LowerSolution
 from .._problem.perturbation import AbstractPerturbation, Gaussian
 from .._problem.problem import Problem
 from .._programs.arrays import xp
-from .._programs.control import packed, stage
+from .._programs.control import brief_stage, packed
 from .._programs.modules import Plain, made, with_fields
 from ..theory.inputs import AlgorithmInputs
 from .asking import AbstractAskingMethod, Query
@@ -144,7 +144,7 @@ class DSBLO(AbstractAskingMethod):
         return made(Gaussian, std=deviation), deviation
 
 
-@stage
+@brief_stage
 def _drawn(law: AbstractPerturbation, y0, like, key, fixed):
     """A number in [0, 1] and a tilt; that of the key `fixed`, where there is one."""
     keys = draws(key)

@@ -116,7 +116,7 @@ _KNOWN_BY_VALUE = (int, np.dtype, type(None))
 _MOST = 64
 
 
-def stage(function: Callable) -> Callable:
+def stage(function: Callable, optimise: bool = True) -> Callable:
     """`function` as a stage; its arguments and results are pytrees of arrays."""
 
     @functools.wraps(function)
@@ -126,7 +126,7 @@ def stage(function: Callable) -> Callable:
 
     @functools.cache
     def compiled():
-        return jax.jit(part, compiler_options=compiler_options())
+        return jax.jit(part, compiler_options=compiler_options(optimise))
 
     @functools.wraps(function)
     def call(*arguments):
@@ -135,6 +135,11 @@ def stage(function: Callable) -> Callable:
         return function(*map(opened, arguments))
 
     return call
+
+
+def brief_stage(function: Callable) -> Callable:
+    """A `stage` that computes next to nothing, such as random numbers."""
+    return stage(function, optimise=False)
 
 
 def usual_path(function: Callable) -> Callable[..., tuple[Any, Any]]:
@@ -246,8 +251,12 @@ def opened(tree: Any) -> Any:
 # XLA's older emitters make a program of hundreds of small kernels in half of the time,
 # and the programs run as fast.
 _OPTIONS = {"xla_cpu_use_fusion_emitters": False}
-# Half of the time again, for programs that run up to one and a half times as long.
-_NOT_OPTIMISED = {"xla_backend_optimization_level": 0}
+# Half of the time again, for programs that run up to one and a half times as long; they
+# are too small to be cut into parts that are compiled at the same time.
+_NOT_OPTIMISED = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 
 
 @functools.cache
