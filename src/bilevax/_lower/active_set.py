@@ -45,7 +45,7 @@ from .classify import Split, classify
 from .dense import FlatLower, Rows, Unravel, hessian_of, unit_rows
 from .flat import convexified, is_decided, is_loose
 from .kkt import KKT, Factor, Schur, blank_factor, blank_schur, factorise
-from .newton import Sweep, begin, is_solved, newton_pass, without_decline
+from .newton import Sweep, begin, is_solved, newton_pass, refined, without_decline
 from .safeguard import Guarded, guarded_step, no_step
 
 _FAST, _GUARD, _TRUST, _HOLD, _OVER = range(5)
@@ -194,6 +194,7 @@ class ActiveSet(AbstractLowerSolver):
     def _solution(self, problem, x, begun: "Start", p: "Progress", factor: Factor):
         """The answer in the units of the problem; NaN where there is none."""
         lower, rows, columns = begun.lower, begun.rows, begun.columns
+        p = p._replace(sweep=refined(p.sweep, rows))
         constraints, point = problem.constraints, p.sweep.point
         split, margin = classify(
             rows, constraints, x, p.sweep, factor, p.last.infeasible, self.diagnose

@@ -202,6 +202,11 @@ class KKT(NamedTuple):
         # What an augmented Lagrangian adds on rows in `S` is known: `A_S d` is.
         return d, mu + xp.where(self.rows.active, factor.weights * bottom, 0)
 
+    def pushed(self, bottom):
+        """The part of `mu` that is due to `bottom`."""
+        mu = -bottom @ self.rows.inverse
+        return mu + xp.where(self.rows.active, self.hessian.weights * bottom, 0)
+
 
 def schur(factor: Factor, active) -> Schur:
     """Invert the active block of the row Gram matrix."""

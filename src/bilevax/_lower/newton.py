@@ -68,7 +68,9 @@ class Sweep(NamedTuple):
     """State of the Newton iteration; `rows_inverse` belongs to the rows in `point`.
 
     `y_noise` and `multiplier_noise` are what rounding and the remaining residual do to
-    the point. `describes` tells whether the factor is one of the Hessian there.
+    the point, `shift` what the residual does to multipliers while `y` stays. `pulls`
+    tells whether some multiplier has the wrong sign by more than rounding, `describes`
+    whether the factor is one of the Hessian there.
     """
 
     point: Point
@@ -76,6 +78,8 @@ class Sweep(NamedTuple):
     rows_inverse: Schur
     y_noise: Float[Array, " n"]
     multiplier_noise: Float[Array, " k"]
+    shift: Float[Array, " k"]
+    pulls: Bool[Array, ""]
     describes: Bool[Array, ""]
     stale: Bool[Array, ""]
     done: Bool[Array, ""]
@@ -105,6 +109,8 @@ def begin(lower: FlatLower, rows: Rows, rows_inverse, y, multipliers, active) ->
         rows_inverse=rows_inverse,
         y_noise=xp.zeros_like(y),
         multiplier_noise=xp.zeros_like(multipliers),
+        shift=xp.zeros_like(multipliers),
+        pulls=no,
         describes=no,
         stale=no,
         done=no,
@@ -126,12 +132,14 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     y, multipliers = old.y + d, multipliers + mu
     gradient, curvature = along(lower, y, y)
     new = measure(rows, y, multipliers, active, gradient, curvature, factor.stiffness)
-    next_active = xp.where(hold, active, _next_active(rows, new, tol.rounding))
-
     # Where the point would go next, and where rounding could take it.
-    move, shift = kkt.solve(new.stationarity, xp.where(active, new.violation, 0))
+    open_rows = xp.where(active, new.violation, 0)
+    move, shift = kkt.solve(new.stationarity, open_rows)
     top, bottom = rounding(rows, factor, new)
     y_noise, multiplier_noise = kkt.solve(top, bottom)
+    pulls = _pulls(rows, factor, new, multiplier_noise)
+    next_active = _next_active(rows, new, tol.rounding) & ~pulls
+    next_active = xp.where(hold, active, next_active)
     # Progress is judged by steps and not by residuals, or soft directions of an
     # ill-conditioned `g` would hide behind the stiff ones.
     stiff = xp.sqrt(xp.abs(factor.diagonal))
@@ -141,19 +149,24 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     settled = after <= xp.maximum(tol.accept * before, noise)
     # A stiff direction that has moved far makes any soft one look settled.
     near = xp.maximum(tol.accept * far, STEP_ROUNDINGS * unsure)
-    exact = (new.kkt <= tol.rounding) & settled & (step <= near)
+    exact = (new.kkt <= tol.rounding) & settled & (step <= near) & ~xp.any(pulls)
     # A point that did not move proves nothing about the Hessian, but the probe does.
     _, push = along(lower, y, y_noise)
     wrong, size = largest(push + multiplier_noise @ rows.A - top, top)
     describes = wrong <= tol.stale * size
+    # What rows permitted to add to the Hessian, others may not.
+    lost = factor.damped & xp.any(next_active != active)
     return Sweep(
         point=new,
         next_active=next_active,
         rows_inverse=kkt.rows,
         y_noise=y_noise + move,
         multiplier_noise=multiplier_noise + shift,
+        # What balances the forces where `y` stays.
+        shift=shift - kkt.pushed(open_rows),
+        pulls=xp.any(pulls),
         describes=describes,
-        stale=~describes | (~exact & ~(after <= tol.stale * before)),
+        stale=~describes | (~exact & ~(after <= tol.stale * before)) | lost,
         done=(exact & describes) | ~xp.isfinite(new.kkt),
         # With no factor yet there was no pass either.
         passes=s.passes + factor.definite,
@@ -192,8 +205,25 @@ def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
     stalled = stalled & (best <= tol.accept) & (new.describes | free)
     same = xp.all(old.point.active == new.point.active)
     keep = stalled & same & (old.point.kkt < new.point.kkt)
-    point = jax.tree.map(lambda a, b: xp.where(keep, a, b), old.point, new.point)
-    return new._replace(point=point, done=new.done | stalled)
+    names = ("point", "y_noise", "multiplier_noise", "shift", "pulls")
+    known = lambda s: {name: getattr(s, name) for name in names}
+    pick = lambda a, b: xp.where(keep, a, b)
+    chosen = jax.tree.map(pick, known(old), known(new))
+    return new._replace(**chosen, done=new.done | stalled)
+
+
+def refined(s: Sweep, rows: Rows) -> Sweep:
+    """With the multipliers of the next pass, at no cost.
+
+    Passes end when `y` stands still; beside stiff forces the multipliers of soft rows
+    have digits to gain then.
+    """
+    point = s.point
+    better = point._replace(
+        multipliers=point.multipliers - s.shift,
+        stationarity=point.stationarity - s.shift @ rows.A,
+    )
+    return s._replace(point=better)
 
 
 def is_solved(sweep: Sweep, factor: Factor):
@@ -214,16 +244,33 @@ def is_solved(sweep: Sweep, factor: Factor):
     # Far bounds are no length of an answer.
     length = xp.maximum(far, NEAR_ZERO * xp.max(point.length, initial=0))
     longest = xp.maximum(reach, push) + tol.eps * stiffest * length
-    known = (error <= tol.sure * length) & (bent <= tol.sure * longest)
-    newton = sweep.describes & stands_still(sweep)
-    # Where no force is left at all, nothing is hidden.
-    sure = (known & (newton | ~factor.damped)) | (point.kkt == 0)
-    return (point.kkt <= tol.accept) & sure
+    # A length where nothing has one.
+    none = xp.finfo(far.dtype).tiny ** 0.25
+    known = (error <= tol.sure * length + none) & (bent <= tol.sure * longest + none)
+    # Where no force is left at all, flat directions hide none.
+    newton = (sweep.describes & stands_still(sweep)) | (point.kkt == 0)
+    return (point.kkt <= tol.accept) & known & ~sweep.pulls & (newton | ~factor.damped)
 
 
 def stands_still(s: Sweep) -> Bool[Array, ""]:
     """Whether the next pass would be on the same rows."""
     return xp.all(s.next_active == s.point.active)
+
+
+def _pulls(rows: Rows, factor: Factor, point: Point, noise) -> Bool[Array, " k"]:
+    """Rows that pull, although they may only push.
+
+    Beside stiff directions a force along a soft one is small, and may hold `y` far away
+    from where it belongs: so not only the multiplier counts, but how far `y` goes
+    without its row.
+    """
+    tol = tolerances(point.y.dtype)
+    doubt = tol.safety * (xp.abs(noise) + tol.eps * xp.abs(point.multipliers))
+    away = -point.multipliers * factor.sigma**2 > tol.sure * point.length
+    # What was added to the Hessian would hold `y` as well.
+    away = away | factor.damped
+    inequality = point.active & ~rows.equality
+    return inequality & (point.multipliers < -doubt) & away
 
 
 def _next_active(rows: Rows, point: Point, rounding) -> Bool[Array, " k"]:
