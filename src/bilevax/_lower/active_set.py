@@ -268,7 +268,8 @@ def _passed(
     sweep = without_decline(p.sweep, sweep, factor.damped)
     spent = sweep.done | (sweep.passes >= max_passes) | ~factor.definite
     # Without a definite Hessian a stationary point is not the answer.
-    failed = spent & ~(is_solved(sweep, factor) & factor.definite)
+    # One whose passes were spent on the way is not there yet.
+    failed = spent & ~(sweep.done & is_solved(sweep, factor) & factor.definite)
     # The safeguard trusts no `y` of the fast path, but tries its rows first.
     pick = lambda a, b: xp.where(p.mode == _FAST, a, b)
     multipliers = pick(sweep.point.multipliers, last.multipliers)

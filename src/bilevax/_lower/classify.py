@@ -39,6 +39,13 @@ class Split(NamedTuple):
     settled: Bool[Array, ""]
 
 
+class _Tight(NamedTuple):
+    """Rows without slack, and those among them that make up for curvature."""
+
+    tight: Bool[Array, " k"]
+    holds: Bool[Array, " k"]
+
+
 def classify(
     rows: Rows, constraints, x, sweep: Sweep, factor: Factor, infeasible, diagnose: bool
 ) -> tuple[Split, Float[Array, ""]]:
@@ -50,30 +57,42 @@ def classify(
     point = sweep.point
     tol = tolerances(point.y.dtype)
     slack = -point.violation
-    error = xp.linalg.norm(sweep.y_noise)
-    slack_noise = tol.safety * (error + tol.eps * point.length)
     force_noise = largest(sweep.multiplier_noise)[0] + tol.eps * point.force
     force_noise = tol.safety * force_noise
-
     inequality = rows.usable & ~rows.equality
     strong = point.active & (point.multipliers > force_noise) & inequality
-    tight = inequality & ~(slack > slack_noise)
-    weak = inequality & ~strong & tight
-    # Rows that alone hold a flat coordinate: where they let go, `y*` has no derivative.
-    # Rows that were added to the Hessian: the factor is right only where they stay.
-    holds = tight & (holds_flat(rows, factor) | (factor.weights > 0))
-    fixed = rows.equality & rows.usable | holds
-    split = Split(
-        multipliers=_signed(rows, point.multipliers),
-        active=strong | fixed if diagnose else point.active,
-        weak=weak,
-        shared=xp.asarray(True),
-        empty=xp.asarray(False),
-        rows_inverse=sweep.rows_inverse,
-        settled=~rows.empty & is_solved(sweep, factor) & ~factor.damped,
-    )
+    settled = ~rows.empty & is_solved(sweep, factor) & ~factor.damped
 
-    def degenerate(split: Split) -> Split:
+    def told_apart(noise) -> tuple[Split, _Tight]:
+        """With `noise`, by how much the slack of each row may be wrong."""
+        tight = inequality & ~(slack > tol.safety * (noise + tol.eps * point.length))
+        weak = inequality & ~strong & tight
+        # Rows that alone hold a flat coordinate: where they let go, `y*` has no
+        # derivative. Rows that were added to the Hessian: the factor is right only
+        # where they stay.
+        holds = tight & (holds_flat(rows, factor) | (factor.weights > 0))
+        fixed = rows.equality & rows.usable | holds
+        split = Split(
+            multipliers=_signed(rows, point.multipliers),
+            active=strong | fixed if diagnose else point.active,
+            weak=weak,
+            shared=xp.asarray(True),
+            empty=xp.asarray(False),
+            rows_inverse=sweep.rows_inverse,
+            settled=settled,
+        )
+        return split, _Tight(tight, holds)
+
+    def clear(split: Split):
+        fine = ~xp.any(split.weak) & sweep.rows_inverse.independent
+        return fine & xp.all(split.active == point.active)
+
+    def analyse(split: Split) -> Split:
+        # Row by row: the longest error is not that of every row.
+        split, (tight, holds) = told_apart(xp.abs(rows.A) @ xp.abs(sweep.y_noise))
+        return run_unless(clear(split), lambda s: degenerate(s, tight, holds), split)
+
+    def degenerate(split: Split, tight, holds) -> Split:
         bound = (tight | strong) & rows.usable | rows.equality & rows.usable
         # Of independent rows the multipliers are unique, and no row has a say in
         # whether others are active.
@@ -84,10 +103,9 @@ def classify(
         )
         return split._replace(rows_inverse=schur(factor, split.active))
 
+    split, _ = told_apart(xp.linalg.norm(sweep.y_noise))
     if diagnose:
-        clear = ~xp.any(weak) & sweep.rows_inverse.independent
-        clear = clear & xp.all(split.active == point.active)
-        split = run_unless(clear | infeasible, degenerate, split)
+        split = run_unless(clear(split) | infeasible, analyse, split)
     # In the units of `y` and of its unit rows.
     unit = rows.norm / rows.plain_norm
     trust = xp.maximum(split.multipliers / unit, slack * unit)

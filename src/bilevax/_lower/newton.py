@@ -137,7 +137,7 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     move, shift = kkt.solve(new.stationarity, open_rows)
     top, bottom = rounding(rows, factor, new)
     y_noise, multiplier_noise = kkt.solve(top, bottom)
-    pulls = _pulls(rows, factor, new, multiplier_noise)
+    pulls = _pulls(rows, factor, new, multiplier_noise - kkt.pushed(bottom))
     next_active = _next_active(rows, new, tol.rounding) & ~pulls
     next_active = xp.where(hold, active, next_active)
     # Progress is judged by steps and not by residuals, or soft directions of an
@@ -205,7 +205,7 @@ def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
     stalled = stalled & (best <= tol.accept) & (new.describes | free)
     same = xp.all(old.point.active == new.point.active)
     keep = stalled & same & (old.point.kkt < new.point.kkt)
-    names = ("point", "y_noise", "multiplier_noise", "shift", "pulls")
+    names = ("point", "y_noise", "multiplier_noise", "shift", "pulls", "describes")
     known = lambda s: {name: getattr(s, name) for name in names}
     pick = lambda a, b: xp.where(keep, a, b)
     chosen = jax.tree.map(pick, known(old), known(new))
@@ -231,9 +231,9 @@ def is_solved(sweep: Sweep, factor: Factor):
 
     Next to stiff directions any force along a soft one looks small. So the step that is
     left, and what rounding makes of it, must be small beside the lengths there are, in
-    `y` and in the metric of the Hessian, where units do not matter. Where directions
-    are flat the pass must have been a Newton step as well, on rows that are right to
-    rounding.
+    `y` and in the metric of the Hessian, where units do not matter; by a factor that
+    describes the Hessian. Where directions are flat the pass must have been a Newton
+    step as well, on rows that are right to rounding.
     """
     point, tol = sweep.point, tolerances(sweep.point.y.dtype)
     stiff = xp.sqrt(xp.abs(factor.diagonal))
@@ -247,9 +247,10 @@ def is_solved(sweep: Sweep, factor: Factor):
     # A length where nothing has one.
     none = xp.finfo(far.dtype).tiny ** 0.25
     known = (error <= tol.sure * length + none) & (bent <= tol.sure * longest + none)
-    # Where no force is left at all, flat directions hide none.
-    newton = (sweep.describes & stands_still(sweep)) | (point.kkt == 0)
-    return (point.kkt <= tol.accept) & known & ~sweep.pulls & (newton | ~factor.damped)
+    # A factor of another Hessian tells nothing; where no force is left it need not.
+    newton = sweep.describes & (stands_still(sweep) | ~factor.damped)
+    sure = known & ~sweep.pulls & (newton | (point.kkt == 0))
+    return (point.kkt <= tol.accept) & sure
 
 
 def stands_still(s: Sweep) -> Bool[Array, ""]:
@@ -262,7 +263,7 @@ def _pulls(rows: Rows, factor: Factor, point: Point, noise) -> Bool[Array, " k"]
 
     Beside stiff directions a force along a soft one is small, and may hold `y` far away
     from where it belongs: so not only the multiplier counts, but how far `y` goes
-    without its row.
+    without its row. `noise` is that of multipliers while `y` stays.
     """
     tol = tolerances(point.y.dtype)
     doubt = tol.safety * (xp.abs(noise) + tol.eps * xp.abs(point.multipliers))
