@@ -167,7 +167,8 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
         pulls=xp.any(pulls),
         describes=describes,
         stale=~describes | (~exact & ~(after <= tol.stale * before)) | lost,
-        done=(exact & describes) | ~xp.isfinite(new.kkt),
+        # Where no force is left at all, no Hessian is needed to know it.
+        done=(exact & (describes | (new.kkt == 0))) | ~xp.isfinite(new.kkt),
         # With no factor yet there was no pass either.
         passes=s.passes + factor.definite,
     )
