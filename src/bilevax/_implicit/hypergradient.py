@@ -139,7 +139,9 @@ def staged(problem: Problem, x, solver, adjoint, warm=None) -> bool:
     usual = isinstance(solver, ActiveSet) and isinstance(adjoint, _STAGED)
     if not usual or isinstance(problem.lower, AbstractLocalLower):
         return False
-    return not in_program() and is_plain((x, warm)) and _has_plain_arrays(problem)
+    # Of a solution all arrays are alike.
+    points = (x, None if warm is None else warm.y)
+    return not in_program() and is_plain(points) and _has_plain_arrays(problem)
 
 
 _STAGED = DenseAdjoint | type(None)
@@ -171,10 +173,12 @@ def evaluate(
         e = _evaluate(problem, x, solver, adjoint, warm)
         return _with_quality(e, problem, x, adjoint) if quality else e
     whole = once(_whole, problem, solver) if whole is None else whole
-    path = _usual_path_of(whole, problem, x, warm is None)
+    own = _usual_path_of(whole, problem, x, warm is None)
+    path = usual_path_in_use() or own
     e: Any = None
     left_out: Any = True
-    if path.pays():
+    if path.pays(own.exists):
+        own.exists = True
         begin = blank_solution(problem) if warm is None else warm
         large = is_large(problem)
         e, left_out = _usually(whole, _packed_adjoint(adjoint), x, begin, large=large)
@@ -191,8 +195,8 @@ def is_large(problem: Problem) -> bool:
     return (n + problem.constraints.num_rows) ** 2 >= _LARGE
 
 
-# Entries of a KKT matrix.
-_LARGE = 10_000
+# Entries of a KKT matrix from which optimising a program pays within one run.
+_LARGE = 160_000
 
 
 def _packed_adjoint(adjoint):
@@ -277,7 +281,7 @@ def _usual_path_of(whole, problem: Problem, x, cold: bool) -> UsualPath:
         make_room()
         check_functions(problem, x)
         whole.form.met[key] = UsualPath(after=_OFTEN)
-    return usual_path_in_use() or whole.form.met[key]
+    return whole.form.met[key]
 
 
 def _judged(states, found: "Implicit"):

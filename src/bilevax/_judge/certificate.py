@@ -21,14 +21,14 @@ from jaxtyping import PRNGKeyArray, PyTree
 from .._arguments import check_number, checked_key
 from .._constraints import Box
 from .._implicit.feasible import onto_domain
-from .._implicit.hypergradient import evaluate, hypergradient, staged
+from .._implicit.hypergradient import Evaluation, evaluate, hypergradient, staged
 from .._lower.choose import checked_solver
 from .._lower.dense import Unravel
 from .._methods.polish import polish
 from .._problem.checks import checked_point
 from .._problem.perturbation import AbstractPerturbation
 from .._problem.problem import Problem, tilted
-from .._programs.arrays import ravel
+from .._programs.arrays import ravel, xp
 from .._programs.control import often, on_host, stage_by_stage
 from .._programs.modules import Plain
 from .._programs.quick import quick_jit
@@ -51,7 +51,7 @@ class Certificate:
     - `radius`, `samples`: the ball, and how many points of it were used.
     - `undefined`: points at which `F` is not defined (empty lower level, failures).
     - `path`: pairs of a number of samples and the bound they gave.
-    - `gradient_error`: the largest estimated error of a gradient.
+    - `gradient_error`: the largest estimated error of a gradient in the combination.
     - `weights`: the convex combination.
     """
 
@@ -104,10 +104,10 @@ def certify(
     points = _ball(problem, x, radius, count, key)
     fresh_key = key
     if perturbation is None:
-        gradients, errors, fine = _gradients(problem, x, points, None, key, 1)
+        gradients, fine, _ = _gradients(problem, x, points, None, key, 1)
     else:
         choose_key, fresh_key = jr.split(key)
-        gradients, errors, fine = _gradients(
+        gradients, fine, _ = _gradients(
             problem, x, points, perturbation, choose_key, num_tilts
         )
     usable = gradients[fine].mean(axis=1)
@@ -118,22 +118,18 @@ def certify(
         if len(usable)
     )
     measure, weights = _min_norm(usable, cone) if len(usable) else (np.inf, np.zeros(0))
-    interval = None
-    if perturbation is not None and len(usable):
+    interval, errors = None, np.zeros(0)
+    if len(usable):
+        # The measure is that of the points in the combination, and so is its error.
         chosen = np.flatnonzero(weights > 0)
-        fresh, more, still = _gradients(
-            problem,
-            x,
-            points[np.flatnonzero(fine)[chosen]],
-            perturbation,
-            fresh_key,
-            num_tilts,
+        again = points[np.flatnonzero(fine)[chosen]]
+        fresh, still, errors = _gradients(
+            problem, x, again, perturbation, fresh_key, num_tilts, quality=True
         )
-        weighted = np.tensordot(
-            weights[chosen], np.where(still[:, None, None], fresh, 0), 1
-        )
-        measure, interval = _norm_with_interval(weighted, cone)
-        errors = np.concatenate([errors, more])
+        if perturbation is not None:
+            weighted = np.where(still[:, None, None], fresh, 0)
+            weighted = np.tensordot(weights[chosen], weighted, 1)
+            measure, interval = _norm_with_interval(weighted, cone)
     return Certificate(
         measure=float(measure),
         radius=float(radius),
@@ -207,8 +203,11 @@ def _ball(problem: Problem, x, radius, count, key) -> np.ndarray:
     return np.asarray(jax.jit(inside)(points))
 
 
-def _gradients(problem: Problem, x, points, law, key, num_tilts):
-    """Gradients (point, tilt, entry), their error estimates, and which points count."""
+def _gradients(problem: Problem, x, points, law, key, num_tilts, quality=False):
+    """Gradients (point, tilt, entry), which points count, and estimates of the errors.
+
+    The last with `quality` only.
+    """
     size = points.shape[1]
     num_tilts = 1 if law is None else num_tilts
     jobs = [(i, r) for i in range(len(points)) for r in range(num_tilts)]
@@ -219,36 +218,34 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts):
     fine = np.ones((len(points), num_tilts), bool)
     errors = np.zeros((len(points), num_tilts))
     with few_threads(problem):
-        for index, found in take(problem, x, points, law, key, jobs):
+        for index, found in take(problem, x, points, law, key, jobs, quality):
             gradients[index], fine[index], errors[index] = found
     counts = np.asarray(fine.all(axis=1))
-    return gradients, np.where(fine, errors, 0), counts
+    return gradients, counts, np.where(fine, errors, 0)
 
 
-def _one_by_one(problem: Problem, x, points, law, key, jobs):
+def _one_by_one(problem: Problem, x, points, law, key, jobs, quality):
     """Stage by stage, with what was compiled for the first one."""
     keys = None if law is None else _keys(key, np.arange(len(jobs)))
-    unravel = Unravel.like(x)
+    unravel, none = Unravel.like(x), jax.tree.map(np.zeros_like, problem.y0)
     with often(after=_RARE), stage_by_stage():
         problem, x = on_host((problem, x))
         solver, adjoint = checked_solver(problem, None, False), problem.adjoint
         warm = on_host(evaluate(problem, x, solver, adjoint, None).lower)
         for number, job in enumerate(jobs):
-            here = problem
+            q = none
             if law is not None:
                 assert keys is not None
-                here = tilted(
-                    problem, on_host(law.sample(problem.y0, key=keys[number]))
-                )
-            at = unravel(points[job[0]])
-            e = evaluate(here, at, solver, adjoint, warm, quality=True)
+                q = on_host(law.sample(problem.y0, key=keys[number]))
+            # In the form that the steps and looks of a run have, whose programs exist.
+            here, at = tilted(problem, q), unravel(points[job[0]])
+            e = evaluate(here, at, solver, adjoint, warm, quality)
             grad = np.asarray(ravel(on_host(e.grad)))
             solved = status_name(e.lower.status) == "successful"
-            assert e.quality is not None
-            yield job, (grad, solved and np.isfinite(grad).all(), e.quality.bias)
+            yield job, (grad, solved and np.isfinite(grad).all(), _bias(e))
 
 
-def _in_batches(problem: Problem, x, points, law, key, jobs):
+def _in_batches(problem: Problem, x, points, law, key, jobs, quality):
     """Programs for many gradients at once."""
     unravel = ravel_pytree(x)[1]
     warm = hypergradient(problem, x, throw=False).lower
@@ -259,9 +256,14 @@ def _in_batches(problem: Problem, x, points, law, key, jobs):
         numbers = np.minimum(np.arange(first, first + _BATCH), len(jobs) - 1)
         keys = _keys(key, numbers)
         at = jnp.asarray(points[[i for i, _ in full]])
-        columns = _batch(problem, at, keys, law, warm, unravel)
+        columns = _batch(problem, at, keys, law, warm, unravel, quality)
         index = tuple(np.array(part).T)
         yield index, tuple(np.asarray(column)[: len(part)] for column in columns)
+
+
+def _bias(e: Evaluation):
+    """The estimated error of a gradient; zero where none was asked for."""
+    return xp.zeros(()) if e.quality is None else e.quality.bias
 
 
 @jax.jit
@@ -269,20 +271,18 @@ def _keys(key, numbers):
     return jax.vmap(lambda n: jr.fold_in(key, n))(numbers)
 
 
-def _one(problem, point, key, law, warm, unravel):
+def _one(problem, point, key, law, warm, unravel, quality):
     here = problem
     if law is not None:
         here = problem.perturbed(law.sample(problem.y0, key=key))
-    e = hypergradient(here, unravel(point), warm=warm, quality=True, throw=False)
+    e = hypergradient(here, unravel(point), warm=warm, quality=quality, throw=False)
     grad = ravel_pytree(e.grad)[0]
-    assert e.quality is not None
-    usable = e.lower.success & jnp.all(jnp.isfinite(grad))
-    return grad, usable, e.quality.bias
+    return grad, e.lower.success & jnp.all(jnp.isfinite(grad)), _bias(e)
 
 
 @quick_jit
-def _batch(problem, points, keys, law, warm, unravel):
-    one = lambda point, key: _one(problem, point, key, law, warm, unravel)
+def _batch(problem, points, keys, law, warm, unravel, quality):
+    one = lambda point, key: _one(problem, point, key, law, warm, unravel, quality)
     return jax.vmap(one)(points, keys)
 
 

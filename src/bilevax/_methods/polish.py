@@ -43,6 +43,8 @@ from .._tolerances import tolerances
 
 # Searches in a row that may fail before the descent ends.
 _STALLS = 12
+# First trials of a search reach so many lengths of the problem.
+_FAR = 1e4
 # Evaluations between two looks at whether the usual path is one.
 _FEW = 400
 
@@ -261,7 +263,9 @@ def _searched(s: _Search, new: _Point, length) -> _Search:
     direction = xp.where(
         fresh | given_up,
         direction * reach / xp.where(size > 0, size, 1),
-        direction,
+        # Where gradients hardly changed, the model may see its minimum anywhere.
+        direction
+        * xp.minimum(1, _farthest(length, base) / xp.where(size > 0, size, 1)),
     )
     next_search = take | given_up
     no_point = code_of(new.lower.status) == code_of(Status.infeasible)
@@ -286,6 +290,11 @@ def _searched(s: _Search, new: _Point, length) -> _Search:
         raises=s.raises + heavier,
         going=~((stalls >= _STALLS) | ~xp.isfinite(base.value) | (size == 0)),
     )
+
+
+def _farthest(length, base: _Point):
+    """How far a search may begin to look; from there it doubles."""
+    return _FAR * (length + xp.linalg.norm(base.x))
 
 
 def _shortest(a, b):

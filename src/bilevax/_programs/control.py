@@ -60,17 +60,19 @@ def stage_by_stage():
 class UsualPath:
     """How often the usual path was taken, and how often something was missing.
 
-    It is compiled where more than `after` evaluations have asked for it.
+    It is compiled where more than `after` evaluations have asked for it, and taken at
+    once where it `exists`.
     """
 
     def __init__(self, after: int = 0):
         self.asked, self.after = 0, after
         self.taken, self.missed = 0, 0
+        self.exists = False
 
-    def pays(self) -> bool:
+    def pays(self, exists: bool = False) -> bool:
         self.asked += 1
         enough = self.missed < _MISSES or 2 * self.missed < self.taken
-        return self.asked > self.after and enough
+        return (exists or self.asked > self.after) and enough
 
     def met(self, missed: bool) -> None:
         self.taken += 1
