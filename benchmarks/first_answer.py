@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODELS = ("readme", "rows", "box")
+MODELS = ("readme", "market", "rows", "box")
 HERE = Path(__file__).resolve().parent.parent
 
 
@@ -42,6 +42,8 @@ def model(name: str, scale: float):
         )
         return problem, jnp.array([1.0, 2.0])
     rng = np.random.default_rng(0)
+    if name == "market":
+        return market(scale, rng), jnp.zeros(3)
     n, k = (27, 136) if name == "rows" else (120, 0)
     root = rng.normal(size=(n, n)) / np.sqrt(n)
     H, c = jnp.asarray(root @ root.T + 0.5 * np.eye(n)), jnp.asarray(rng.normal(size=n))
@@ -54,6 +56,34 @@ def model(name: str, scale: float):
         A=jnp.asarray(A), B=jnp.asarray(B), b=jnp.asarray(rng.uniform(0.5, 1.5, k))
     )
     return bx.Problem(upper, lower, rows), jnp.zeros(n)
+
+
+def market(scale: float, rng):
+    """Mark-ups of 3 of 6 generators before a market with 21 loads and 41 lines.
+
+    27 variables, 136 rows (both directions of each line, bounds) and the balance.
+    """
+    import jax.numpy as jnp
+    import numpy as np
+
+    import bilevax as bx
+
+    share = rng.normal(size=(41, 27)) * rng.uniform(0, 0.5, (41, 1))
+    sold = np.r_[np.ones(6), -np.ones(21)]
+    limit, most = rng.uniform(10, 40, 41), np.r_[rng.uniform(30, 80, 6), np.full(21, 9)]
+    A = np.vstack([share * sold, -share * sold, np.eye(27), -np.eye(27)])
+    b = np.concatenate([limit, limit, most, np.zeros(27)])
+    rows = bx.Polyhedron(A=A, b=b, A_eq=sold[None], b_eq=np.zeros(1))
+    H = jnp.asarray(np.r_[rng.uniform(0.01, 0.1, 6), rng.uniform(1, 8, 21)])
+    c = jnp.asarray(np.r_[rng.uniform(1, 3.5, 6), np.full(21, -20.4)])
+    cost = lambda y: scale * (0.5 * jnp.sum(H * y**2) + c @ y)
+    marked_up = lambda x, y: cost(y) + scale * x @ y[:3]
+    price = c[6:9] + H[6:9] * 4.0
+    profit = lambda x, y: jnp.sum((c[:3] + x) * y[:3]) - 0.5 * price @ y[6:9]
+    return bx.Problem(
+        lambda x, y: -scale * profit(x, y), marked_up, rows,
+        domain=bx.Box(jnp.zeros(3), jnp.full(3, 6.0)),
+    )  # fmt: skip
 
 
 def measure(name: str) -> dict[str, float]:

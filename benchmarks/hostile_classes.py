@@ -163,6 +163,16 @@ def enumerated(rng, count, n, k, equal):
     return part | truth_by_trial(part) | upper_level(rng, count, n)
 
 
+def refined(matrix, rhs):
+    """Solutions of linear systems, with residuals in extended precision."""
+    wide = matrix.astype(np.longdouble)
+    found = np.zeros(rhs.shape, np.longdouble)
+    for _ in range(3):
+        residual = (rhs - times(wide, found)).astype(float)
+        found = found + np.linalg.solve(matrix, residual[:, :, None])[:, :, 0]
+    return found.astype(float)
+
+
 def truth_by_trial(part):
     """Answer, multipliers and split by solving for every independent set of rows.
 
@@ -187,7 +197,7 @@ def truth_by_trial(part):
             regular = np.abs(np.linalg.det(matrix)) > 0.5
             matrix[~regular] = np.eye(total)
             rhs = np.concatenate([-linear, b[:, list(chosen)], e], axis=1)
-            found = np.linalg.solve(matrix, rhs[:, :, None])[:, :, 0]
+            found = refined(matrix, rhs)
             point, force = found[:, :n], found[:, n : n + size]
             inside = (times(A, point) <= b + 1e-9).all(1)
             good = regular & inside & (force >= -1e-9).all(1)
