@@ -32,8 +32,9 @@ class Status(eqx.Enumeration):
     )
     iteration_limit = (
         "The lower-level solver stopped before its KKT residual fell below the "
-        "accepted level. Raise its iteration limits, rescale a badly scaled `lower`, "
-        "or use float64."
+        "accepted level. Try another one (`solver=bx.ActiveSet()` where it was "
+        "ProjectedGradient, `bx.InteriorPoint()` where it was ActiveSet), raise its "
+        "iteration limits, rescale a badly scaled `lower`, or use float64."
     )
     dependent_rows = (
         "The active rows of `A` are linearly dependent and the rows of `B` do not "

@@ -137,7 +137,11 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     move, shift = kkt.solve(new.stationarity, open_rows)
     top, bottom = rounding(rows, factor, new)
     y_noise, multiplier_noise = kkt.solve(top, bottom)
-    pulls = _pulls(rows, factor, new, multiplier_noise - kkt.pushed(bottom))
+    # What balances the forces where `y` stays; earlier passes left rounding of their
+    # own in the multipliers.
+    balance = shift - kkt.pushed(open_rows)
+    forces = new.multipliers - balance
+    pulls = _pulls(rows, factor, new, forces, multiplier_noise - kkt.pushed(bottom))
     next_active = _next_active(rows, new, tol.rounding) & ~pulls
     next_active = xp.where(hold, active, next_active)
     # Progress is judged by steps and not by residuals, or soft directions of an
@@ -162,8 +166,7 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
         rows_inverse=kkt.rows,
         y_noise=y_noise + move,
         multiplier_noise=multiplier_noise + shift,
-        # What balances the forces where `y` stays.
-        shift=shift - kkt.pushed(open_rows),
+        shift=balance,
         pulls=xp.any(pulls),
         describes=describes,
         stale=~describes | (~exact & ~(after <= tol.stale * before)) | lost,
@@ -204,6 +207,9 @@ def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
     best = xp.minimum(old.point.kkt, new.point.kkt)
     stalled = still & (new.point.kkt > DECLINE * old.point.kkt)
     stalled = stalled & (best <= tol.accept) & (new.describes | free)
+    # A Newton step that went far knew better than a residual that stiff forces hide.
+    moved, far = largest(new.point.y - old.point.y, new.point.y)
+    stalled = stalled & ((moved <= tol.sure * far) | ~free)
     same = xp.all(old.point.active == new.point.active)
     keep = stalled & same & (old.point.kkt < new.point.kkt)
     names = ("point", "y_noise", "multiplier_noise", "shift", "pulls", "describes")
@@ -259,20 +265,22 @@ def stands_still(s: Sweep) -> Bool[Array, ""]:
     return xp.all(s.next_active == s.point.active)
 
 
-def _pulls(rows: Rows, factor: Factor, point: Point, noise) -> Bool[Array, " k"]:
+def _pulls(
+    rows: Rows, factor: Factor, point: Point, forces, noise
+) -> Bool[Array, " k"]:
     """Rows that pull, although they may only push.
 
     Beside stiff directions a force along a soft one is small, and may hold `y` far away
     from where it belongs: so not only the multiplier counts, but how far `y` goes
-    without its row. `noise` is that of multipliers while `y` stays.
+    without its row. `forces` are the multipliers that fit `y`, `noise` is theirs.
     """
     tol = tolerances(point.y.dtype)
-    doubt = tol.safety * (xp.abs(noise) + tol.eps * xp.abs(point.multipliers))
-    away = -point.multipliers * factor.sigma**2 > tol.sure * point.length
+    doubt = tol.safety * (xp.abs(noise) + tol.eps * xp.abs(forces))
+    away = -forces * factor.sigma**2 > tol.sure * point.length
     # What was added to the Hessian would hold `y` as well.
     away = away | factor.damped
     inequality = point.active & ~rows.equality
-    return inequality & (point.multipliers < -doubt) & away
+    return inequality & (forces < -doubt) & away
 
 
 def _next_active(rows: Rows, point: Point, rounding) -> Bool[Array, " k"]:
