@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from .._files.digest import digest
+from .._programs.modules import remembered
 from .problem import AbstractProblem, Problem
 from .samplers import AbstractSampler, Epochs, WithReplacement
 
@@ -88,6 +90,29 @@ class StochasticProblem(AbstractProblem):
 
     def absorbed(self, x, aux):
         return x if self.absorb is None else self.absorb(x, aux)
+
+    def made_by(self) -> tuple | None:
+        """A function and arguments that make it, where its `population` follows."""
+        if not _is_of_all_rows(self):
+            return None
+        return _of_all_rows, (
+            self.sample, self.instance, self.always_feasible, self.absorb,
+        )  # fmt: skip
+
+
+def _of_all_rows(sample, instance, always_feasible, absorb) -> StochasticProblem:
+    """As `from_data` makes it."""
+    population = instance(sample.data)
+    return StochasticProblem(sample, instance, population, always_feasible, absorb)
+
+
+@remembered
+def _is_of_all_rows(problem: StochasticProblem) -> bool:
+    """Whether the population is the instance of all rows: it computes the same."""
+    sample, population = problem.sample, problem.population
+    if population is None or not isinstance(sample, WithReplacement | Epochs):
+        return False
+    return digest(problem.instance(sample.data)) == digest(population)
 
 
 def representative(problem: AbstractProblem, key: PRNGKeyArray) -> Problem:
