@@ -18,7 +18,7 @@ if importlib.util.find_spec("distributed") is None:
     )
 
 VALUES = 4 + np.arange(6).reshape(3, 2) / 5
-GIVEN = ([START] * 3, 0, bx.SSIGD())
+GIVEN = ([START] * 3, 0, comparisons.Walk())
 BRIEF: Any = dict(num_steps=20, polish=False)
 
 
@@ -49,8 +49,8 @@ def test_a_cluster_gives_what_one_process_gives(client):
     for one, other in zip(found, expected, strict=True):
         assert_same(one, other)
     several: Any = dict(key=0, num_starts=2, **BRIEF)
-    one = bx.solve(problems[0], bx.SSIGD(), START, executor=client, **several)
-    other = bx.solve(problems[0], bx.SSIGD(), START, **several)
+    one = bx.solve(problems[0], comparisons.Walk(), START, executor=client, **several)
+    other = bx.solve(problems[0], comparisons.Walk(), START, **several)
     for start, expected in zip(one.starts, other.starts, strict=True):
         assert_same(start, expected)
 

@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 import bilevax as bx
 from bilevax._compare.rows import read_rows
 
-from ..comparisons import CASES, METHODS, Walk, of, outcome, run_all
+from ..comparisons import CASES, METHODS, Descent, Walk, of, outcome, run_all
 from .tools import (
     START,
     Failing,
@@ -101,7 +101,7 @@ def test_a_choice_that_misses_a_trial_is_not_kept(tmp_path):
 def test_a_problem_that_cannot_travel_is_made_there():
     budget = bx.Budget(4, look_every=2)
     run = lambda problem, executor: bx.compare(
-        [bx.Case("made", problem, np.ones(2))], [bx.SSIGD()], 2, budget,
+        [bx.Case("made", problem, np.ones(2))], [Walk()], 2, budget,
         executor=executor,
     )  # fmt: skip
     executor = Here()
@@ -111,7 +111,7 @@ def test_a_problem_that_cannot_travel_is_made_there():
         assert outcome(one) == outcome(other)
     with pytest.raises(ValueError, match="`problem.upper` is a lambda"):
         run(from_lambdas(0), executor)
-    with pytest.raises(ValueError, match="SSIGD on made from seed 0: "):
+    with pytest.raises(ValueError, match="Walk on made from seed 0: "):
         run(lambda seed: from_lambdas(seed), executor)
     assert len(executor.texts) == 2
 
@@ -122,7 +122,7 @@ def test_a_problem_that_cannot_travel_is_made_there():
 def test_instances_are_those_of_one_process(workers):
     problems = [tolls(VALUES[0]), tolls(VALUES[1], -1.0), tolls(VALUES[2])]
     keys = jr.split(jr.key(0), 3)
-    given = ([START] * 3, keys, bx.SSIGD())
+    given = ([START] * 3, keys, Walk())
     there = bx.solve_many(problems, *given, executor=workers, num_starts=2, **BRIEF)
     here = bx.solve_many(problems, *given, num_starts=2, **BRIEF)
     assert [s.status_name for s in there][1] == "infeasible"
@@ -135,7 +135,7 @@ def test_instances_are_those_of_one_process(workers):
 def test_pieces_of_many_instances_are_solved_together():
     problems = [tolls(VALUES[0] + i / 100) for i in range(40)]
     executor = Here()
-    given = (problems, [START] * 40, 0, bx.SSIGD())
+    given = (problems, [START] * 40, 0, Walk())
     there = bx.solve_many(*given, executor=executor, **BRIEF)
     assert len(executor.texts) == 20
     here = bx.solve_many(*given, **BRIEF)
@@ -167,14 +167,14 @@ def test_samples_travel_as_data_and_the_function_of_a_batch():
     ):
         given: Any = dict(key=1, num_starts=2, num_steps=12)
         executor = Here()
-        there = bx.solve(problem, bx.SSIGD(), jnp.ones(1), executor=executor, **given)
-        here = bx.solve(problem, bx.SSIGD(), jnp.ones(1), **given)
+        there = bx.solve(problem, Descent(), jnp.ones(1), executor=executor, **given)
+        here = bx.solve(problem, Descent(), jnp.ones(1), **given)
         assert len(executor.texts) == 2
         for one, other in zip(there.starts, here.starts, strict=True):
             assert_same(one, other)
     other = dataclasses.replace(problem, population=fitted(data))
     with pytest.raises(ValueError, match="`problem.population.upper` is a lambda"):
-        bx.solve(other, bx.SSIGD(), jnp.ones(1), executor=executor, **given)
+        bx.solve(other, Descent(), jnp.ones(1), executor=executor, **given)
 
 
 def test_mistakes_are_told_before_anything_is_submitted():
@@ -204,7 +204,7 @@ def test_a_worker_that_dies_costs_one_run_if_any(times, tmp_path):
     """Once, and the run is done by another; always, and it is reported."""
     deadly = Revenue(str(tmp_path), times)
     problems = [tolls(VALUES[0]), tolls(VALUES[1], revenue=deadly), tolls(VALUES[2])]
-    given = ([START] * 3, 0, bx.SSIGD())
+    given = ([START] * 3, 0, Walk())
     with pool() as executor, pytest.warns(UserWarning, match="A worker died"):
         there = bx.solve_many(problems, *given, executor=executor, **BRIEF)
     with warnings.catch_warnings():
@@ -226,12 +226,12 @@ def test_a_worker_that_dies_costs_one_run_if_any(times, tmp_path):
 def test_a_start_that_is_lost_is_not_the_best():
     given: Any = dict(key=0, num_starts=2, num_steps=20, polish=False)
     found = bx.solve(
-        tolls(VALUES[0]), bx.SSIGD(), START, executor=Failing(lose=[0, 2]), **given
+        tolls(VALUES[0]), Walk(), START, executor=Failing(lose=[0, 2]), **given
     )
     assert [s.status_name for s in found.starts][0] == "lost"
     assert found.success
     with pytest.raises(bx.BilevelError, match="start 0 was lost"):
         bx.solve(
-            tolls(VALUES[0]), bx.SSIGD(), START, executor=Failing(lose=range(9)),
+            tolls(VALUES[0]), Walk(), START, executor=Failing(lose=range(9)),
             **given,
         )  # fmt: skip

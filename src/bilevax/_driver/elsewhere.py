@@ -5,7 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from jaxtyping import PRNGKeyArray
+
 from .._executors.gather import Job, Lost, gathered
+from .._files.digest import digest
+from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.control import often
 from .._programs.threads import few_threads
@@ -49,7 +53,7 @@ def solutions_of(jobs: list[dict]) -> list[Solution]:
     runs, asking = [], []
     for job in jobs:
         certify, look_key = job.pop("certify"), job.pop("look_key")
-        view = representative(job["problem"], look_key)
+        view = _view(job["problem"], look_key)
         run = Run(**job, view=view, callback=None, tick=_no_tick)
         runs.append(run)
         asking.append(solution_from(run, run.x0, certify))
@@ -57,6 +61,20 @@ def solutions_of(jobs: list[dict]) -> list[Solution]:
         if runs[0].together:
             return together(asking, len(asking))
         return [alone(one) for one in asking]
+
+
+def _view(problem: AbstractProblem, look_key: PRNGKeyArray) -> Problem:
+    """The problem by which runs are judged; one that was drawn serves all of them."""
+    if isinstance(problem, Problem):
+        return problem
+    name = digest((problem, look_key))
+    if name not in _views:
+        _views.clear()
+        _views[name] = representative(problem, look_key)
+    return _views[name]
+
+
+_views: dict[str, Problem] = {}
 
 
 def lost(run: Run, name: str, reason: str) -> Solution:

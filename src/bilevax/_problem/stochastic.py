@@ -101,9 +101,19 @@ class StochasticProblem(AbstractProblem):
 
 
 def _of_all_rows(sample, instance, always_feasible, absorb) -> StochasticProblem:
-    """As `from_data` makes it."""
-    population = instance(sample.data)
-    return StochasticProblem(sample, instance, population, always_feasible, absorb)
+    """As `from_data` makes it; what was made before serves again, and its programs."""
+    name = digest((sample, instance, always_feasible, absorb))
+    if name not in _made:
+        if len(_made) >= _MOST_MADE:
+            _made.clear()
+        _made[name] = StochasticProblem(
+            sample, instance, instance(sample.data), always_feasible, absorb
+        )
+    return _made[name]
+
+
+_made: dict[str, StochasticProblem] = {}
+_MOST_MADE = 4
 
 
 @remembered
