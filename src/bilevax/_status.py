@@ -59,6 +59,11 @@ class Status(eqx.Enumeration):
         "no best `x`. Check the sign of `upper`, restrict `x` with `domain`, or add a "
         "term to `upper` that grows with `x`."
     )
+    lost = (
+        "The run was given to an `executor` and did not come back, twice: its process "
+        "died or could not do it. Give workers more memory or time, look into their "
+        "logs, or do this run alone without `executor` to see what happens."
+    )
 
 
 class BilevelError(RuntimeError):

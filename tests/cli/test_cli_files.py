@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from bilevax._cli import compare
 from bilevax._cli.main import main
+from bilevax._cli.problem_file import FileError, InFile
 
 BODY = """
 problem = bx.Problem(
@@ -97,3 +99,30 @@ def test_json_has_no_nan_and_a_problem_without_a_value_exits_with_1(
     assert main([command, path]) == 1
     out = capsys.readouterr()
     assert "No `y` satisfies" in out.out + out.err
+
+
+def test_workers_load_the_file_themselves(tmp_path, capfd):
+    """Lambdas have no names, and what workers print is no JSON."""
+    path = write(tmp_path, "print('hello')\n" + GOOD)
+    common = [
+        "compare", "--problems", path, "--methods", "ssigd", "--seeds", "2",
+        "--steps", "4", "--look-every", "2", "--json", "--out",
+    ]  # fmt: skip
+    assert main([*common, str(tmp_path / "there"), "--workers", "2"]) == 0
+    there = strict(capfd.readouterr().out)
+    assert main([*common, str(tmp_path / "here")]) == 0
+    here = strict(capfd.readouterr().out)
+    assert there["trouble"] == here["trouble"] == []
+    (one,), (other,) = there["results"], here["results"]
+    assert one["runs"] == 2
+    assert one["F (median)"] == pytest.approx(other["F (median)"], rel=1e-12)
+
+
+def test_a_file_that_changed_is_not_run_by_workers(tmp_path):
+    path = write(tmp_path, GOOD)
+    made = compare.case(path).problem
+    assert isinstance(made, InFile)
+    assert made(0) is made(1)
+    elsewhere = InFile(made.path, "another digest")
+    with pytest.raises(FileError, match="has changed since the work began"):
+        elsewhere(0)

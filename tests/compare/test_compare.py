@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax._compare import runs
 from bilevax._compare.budget import solves_at_looks
+from bilevax._compare.curves import read_looks
 from bilevax._compare.grid import best_trial
 from bilevax._driver.history import History
 
@@ -163,11 +163,11 @@ def test_a_budget_of_solves_ends_runs_and_cuts_curves(method, looks):
     # One look more than counts: there the run learns that its budget is spent.
     assert row["step"][:-1] == looks
     assert row["ended"] == "the callback asked"
-    assert runs.read_looks(row).step.tolist() == looks
+    assert read_looks(row).step.tolist() == looks
 
 
 def test_a_budget_of_seconds_ends_runs():
     budget = bx.Budget(20, seconds=1e-9, look_every=5)
     row = run_all(None, {"walk": Walk()}, tune=None, budget=budget).rows[0]
     assert row["step"] == [0, 5]
-    assert runs.read_looks(row).step.tolist() == [0]
+    assert read_looks(row).step.tolist() == [0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax._compare import runs
+from bilevax._compare import bench
 from bilevax._compare.rows import Journal, read_rows
 
 from ..comparisons import BUDGET, KINK, Refuser, Walk, of, outcome, run_all
@@ -14,7 +14,7 @@ from ..comparisons import BUDGET, KINK, Refuser, Walk, of, outcome, run_all
 
 def counted(monkeypatch, stop_after=np.inf):
     """How many runs start, warm-ups aside; the one after `stop_after` is killed."""
-    calls, solve = [], runs.solve
+    calls, solve = [], bench.solve
 
     def watched(*arguments, **named):
         if named["num_steps"] == BUDGET.steps:
@@ -23,7 +23,7 @@ def counted(monkeypatch, stop_after=np.inf):
             calls.append(arguments)
         return solve(*arguments, **named)
 
-    monkeypatch.setattr(runs, "solve", watched)
+    monkeypatch.setattr(bench, "solve", watched)
     return calls
 
 

@@ -71,6 +71,18 @@ def test_the_page_on_instances_compiles_once():
     assert not compiled
 
 
+def test_the_page_on_executors_runs(tmp_path, monkeypatch):
+    model, work = blocks("docs/executors.md")
+    (tmp_path / "road_model.py").write_text(model)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scope: dict = {"__name__": "__main__"}
+    exec(compile(work, "docs/executors.md", "exec"), scope)
+    assert [s.success for s in scope["solutions"]] == [True, True]
+    assert abs(scope["solutions"][0].value + 6) < 1e-6
+    statuses = [row["status"] for row in scope["comparison"].rows]
+    assert statuses == ["finished"] * 4
+
+
 def test_the_reference_is_made_from_the_code():
     """Regenerate with `python docs/make_reference.py > docs/reference.md`."""
     made = runpy.run_path(str(REPOSITORY / "docs" / "make_reference.py"))

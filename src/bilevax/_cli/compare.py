@@ -1,8 +1,12 @@
 """`bilevax compare`: methods side by side on families or files of problems."""
 
 import argparse
-import hashlib
+import contextlib
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from .._compare.ablations import ablations
 from .._compare.budget import Budget
@@ -14,7 +18,7 @@ from .._methods.base import AbstractMethod
 from .._methods.catalogue import CATALOGUE
 from ..experiments.families import family_case
 from .arguments import count
-from .problem_file import load
+from .problem_file import InFile, load
 from .text import print_json
 
 TEXT = "run methods side by side, then write tables, figures and a page"
@@ -62,6 +66,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="for rows, tables, figures and the page; the same command goes on where "
         "it was interrupted (default: results/compare)",
     )  # fmt: skip
+    sub.add_argument(
+        "--workers", type=count, default=1, metavar="N",
+        help="processes that share the runs (default: 1, this one)",
+    )  # fmt: skip
 
 
 def kept(options) -> str:
@@ -73,17 +81,19 @@ def kept(options) -> str:
 
 
 def run(options) -> int:
-    comparison = compare(
-        [case(name) for name in options.problems],
-        methods(options.methods, options.ablations),
-        options.seeds,
-        Budget(
-            options.steps, options.lower_solves, options.seconds, options.look_every
-        ),
-        tune=StepGrid(options.tune) if options.tune else None,
-        folder=options.out,
-        progress=not options.json,
-    )
+    with workers(options.workers) as executor:
+        comparison = compare(
+            [case(name) for name in options.problems],
+            methods(options.methods, options.ablations),
+            options.seeds,
+            Budget(
+                options.steps, options.lower_solves, options.seconds, options.look_every
+            ),
+            tune=StepGrid(options.tune) if options.tune else None,
+            folder=options.out,
+            progress=not options.json,
+            executor=executor,
+        )
     return show(comparison, comparison.report(), options.json)
 
 
@@ -99,14 +109,28 @@ def show(comparison: Comparison, paths: dict[str, str], as_json: bool) -> int:
     return 0
 
 
+def workers(number: int) -> contextlib.AbstractContextManager[Any]:
+    """So many processes; none where one is enough."""
+    if number == 1:
+        return contextlib.nullcontext()
+    # Forks of a process that uses JAX hang.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(number, context, initializer=_prints_aside)
+
+
+def _prints_aside() -> None:
+    """What the functions of a file print is no result."""
+    sys.stdout = sys.stderr
+
+
 def case(name: str) -> Case:
     """A family by its name, or the problem of a file."""
     if not name.endswith(".py"):
         return family_case(name)
     names = load(name)
-    digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16]
+    made = InFile.kept(name, names["problem"])
     target = names.get("target")
-    return Case(Path(name).stem, names["problem"], names["x0"], target, digest)
+    return Case(Path(name).stem, made, names["x0"], target, made.digest)
 
 
 def methods(names: list[str] | None, with_ablations: bool) -> dict[str, AbstractMethod]:

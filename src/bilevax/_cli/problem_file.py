@@ -1,9 +1,12 @@
 """A file that defines `problem` and `x0`; its errors are told in its own lines."""
 
 import argparse
+import hashlib
+import os
 import sys
 import traceback
 import types
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,38 @@ def load(path: str) -> dict[str, Any]:
             f"{type(names['problem']).__name__}."
         )
     return names
+
+
+@dataclass(frozen=True)
+class InFile:
+    """The problem of a file, by which other processes make it: for every seed the same.
+
+    What a file defines need not have a name, so that it could not travel by itself.
+    """
+
+    path: str
+    digest: str
+
+    @classmethod
+    def kept(cls, path: str, problem: AbstractProblem) -> "InFile":
+        """That of a file that has been loaded."""
+        found = cls(os.path.abspath(path), _digest(path))
+        _problems[found] = problem
+        return found
+
+    def __call__(self, seed: int) -> AbstractProblem:
+        if self not in _problems:
+            if _digest(self.path) != self.digest:
+                raise FileError(f"{self.path} has changed since the work began.")
+            _problems[self] = load(self.path)["problem"]
+        return _problems[self]
+
+
+_problems: dict[InFile, AbstractProblem] = {}
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
 def _run(file: Path) -> dict[str, Any]:

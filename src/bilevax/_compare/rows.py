@@ -30,10 +30,10 @@ class Journal:
     def __getitem__(self, identity: str) -> dict:
         return self.rows[identity]
 
-    def append(self, row: dict) -> dict:
-        """Keep `row`; returns it as it will be read back."""
+    def append(self, row: dict, written: bool = True) -> dict:
+        """Keep `row`, `written` or for now; returns it as it will be read back."""
         line = json.dumps(_plain(row), allow_nan=False) + "\n"
-        if self.path is not None:
+        if self.path is not None and written:
             with open(self.path, "ab") as file:
                 file.write(line.encode())
                 file.flush()

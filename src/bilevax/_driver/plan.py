@@ -42,7 +42,14 @@ class Begun(NamedTuple):
     """The runs of a task, one per start, and the problem by which they are judged."""
 
     view: Problem
-    runs: list[Asking[Solution]]
+    runs: list[Run]
+    certify: float | None
+    look_key: PRNGKeyArray
+
+    @property
+    def asking(self) -> list[Asking[Solution]]:
+        """The runs as they ask for what they want computed."""
+        return [solution_from(run, run.x0, self.certify) for run in self.runs]
 
 
 @dataclass
@@ -111,8 +118,8 @@ class Plan:
                 tick=tick,
                 together=self.together,
             )
-            runs.append(solution_from(run, point, self.certify))
-        return Begun(view, runs)
+            runs.append(run)
+        return Begun(view, runs, self.certify, look_key)
 
 
 @once_jit

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.random as jr
@@ -16,6 +17,7 @@ from .._problem.problem import AbstractProblem
 from .._programs.control import often
 from .._programs.threads import few_threads
 from .._status import BilevelError, is_traced
+from .elsewhere import elsewhere
 from .plan import Task, planned
 from .requests import alone, together
 from .run import Stop
@@ -42,6 +44,7 @@ def solve(
     progress: bool = False,
     callback: Callable | None = None,
     checkpoint: str | os.PathLike | None = None,
+    executor: Any = None,
 ) -> Solution:
     """Minimise `F` from `x0` with `method` (by default `DSBLO()`).
 
@@ -63,11 +66,20 @@ def solve(
     - `checkpoint`: a file to write after every chunk. If it exists, the run continues
       from it and ends exactly as if it had never been interrupted. A run that has ended
       is found again; one that ended early goes on with another `stop`.
+    - `executor`: does the starts in other processes, such as a `ProcessPoolExecutor` or
+      the client of dask: anything with `submit(function, *arguments)`. A start whose
+      process dies is tried once more, then it counts as one without an answer.
 
     Where the lower level is empty, `x` goes to the nearest point where it is not. A
     result that is no answer raises a `BilevelError`, unless `throw=False`.
     """
     _check_not_traced("solve", problem, method, x0, key, starts)
+    if executor is not None and callback is not None:
+        raise ValueError(
+            "`callback` is a function of this process, and with an `executor` the run "
+            "is in another one. Leave one of them out; `checkpoint` and `stop` go "
+            "along."
+        )
     plan = planned(
         method=method,
         num_steps=num_steps,
@@ -86,8 +98,11 @@ def solve(
     task = Task(problem, x0, checked_key(key))
     with progress_bar(plan.total, enabled=progress) as tick, often():
         begun = plan.begun(task, tick)
-        with few_threads(begun.view):
-            best = best_of([alone(run) for run in begun.runs])
+        if executor is not None:
+            best = best_of(elsewhere(executor, [begun], tick))
+        else:
+            with few_threads(begun.view):
+                best = best_of([alone(run) for run in begun.asking])
     if throw and not best.success:
         raise BilevelError(f"The solve failed. {best.message}", best.status, best)
     return best
@@ -109,6 +124,7 @@ def solve_many(
     chunk: int | None = None,
     batch: int = 1000,
     progress: bool = False,
+    executor: Any = None,
 ) -> list[Solution]:
     """`solve` for many instances at once: one program for all, a `Solution` for each.
 
@@ -118,6 +134,9 @@ def solve_many(
       `equinox.Module`), not numbers found around a lambda.
     - `x0s`: one start per problem, in a sequence.
     - `keys`: one key per problem; a single key, or an integer, is split.
+
+    - `executor`: as in `solve`; the instances are dealt out in pieces of at most
+      `batch`. One whose process dies twice has the status `lost`.
 
     The other arguments, and the results, are those of `solve` for each problem alone,
     to rounding. Nothing is raised for a member that has no answer: `success`, `status`
@@ -141,12 +160,15 @@ def solve_many(
     total = len(problems) * plan.total
     with progress_bar(total, enabled=progress) as tick, often():
         begun = [plan.begun(task, tick) for task in _tasks(problems, x0s, keys)]
-        runs = [run for one in begun for run in one.runs]
-        if not runs:
+        if not begun:
             return []
-        _warn_of_functions(problems)
-        with few_threads(begun[0].view):
-            found = iter(together(runs, batch))
+        if executor is not None:
+            found = iter(elsewhere(executor, begun, tick, batch))
+        else:
+            _warn_of_functions(problems)
+            runs = [run for one in begun for run in one.asking]
+            with few_threads(begun[0].view):
+                found = iter(together(runs, batch))
     return [best_of([next(found) for _ in one.runs]) for one in begun]
 
 

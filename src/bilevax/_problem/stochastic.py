@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from .._files.digest import digest
+from .._programs.modules import remembered
 from .problem import AbstractProblem, Problem
 from .samplers import AbstractSampler, Epochs, WithReplacement
 
@@ -88,6 +90,39 @@ class StochasticProblem(AbstractProblem):
 
     def absorbed(self, x, aux):
         return x if self.absorb is None else self.absorb(x, aux)
+
+    def made_by(self) -> tuple | None:
+        """A function and arguments that make it, where its `population` follows."""
+        if not _is_of_all_rows(self):
+            return None
+        return _of_all_rows, (
+            self.sample, self.instance, self.always_feasible, self.absorb,
+        )  # fmt: skip
+
+
+def _of_all_rows(sample, instance, always_feasible, absorb) -> StochasticProblem:
+    """As `from_data` makes it; what was made before serves again, and its programs."""
+    name = digest((sample, instance, always_feasible, absorb))
+    if name not in _made:
+        if len(_made) >= _MOST_MADE:
+            _made.clear()
+        _made[name] = StochasticProblem(
+            sample, instance, instance(sample.data), always_feasible, absorb
+        )
+    return _made[name]
+
+
+_made: dict[str, StochasticProblem] = {}
+_MOST_MADE = 4
+
+
+@remembered
+def _is_of_all_rows(problem: StochasticProblem) -> bool:
+    """Whether the population is the instance of all rows: it computes the same."""
+    sample, population = problem.sample, problem.population
+    if population is None or not isinstance(sample, WithReplacement | Epochs):
+        return False
+    return digest(problem.instance(sample.data)) == digest(population)
 
 
 def representative(problem: AbstractProblem, key: PRNGKeyArray) -> Problem:

@@ -1,0 +1,1 @@
+"""Work that other processes do: it travels as data and importable names."""
