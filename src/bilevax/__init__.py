@@ -64,6 +64,7 @@ from ._methods.proximal_subgradient import ProximalSubgradient as ProximalSubgra
 from ._methods.ssigd import SSIGD as SSIGD
 from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
 from ._methods.zero_order import ZeroOrder as ZeroOrder
+from ._problem.followers import Followers as Followers
 from ._problem.perturbation import (
     Gaussian as Gaussian,
     TruncatedGaussian as TruncatedGaussian,

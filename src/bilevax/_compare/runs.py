@@ -14,7 +14,7 @@ import numpy as np
 from .._driver.solve import solve
 from .._files import checkpoint as checkpoints
 from .._files.progress import progress_bar
-from .._methods.base import AbstractMethod
+from .._methods.base import AbstractMethod, refused
 from .budget import Budget, at_looks, solves_at_looks
 from .cases import Case, Instance, as_cases, as_methods, as_seeds
 from .curves import read_looks
@@ -298,7 +298,7 @@ def _shapes(tree) -> Any:
 
 def _refusal(method: AbstractMethod, instance: Instance) -> str | None:
     try:
-        return method.refusal(instance.problem)
+        return refused(method, instance.problem)
     except Exception:  # the run itself will say what went wrong
         return None
 

@@ -14,7 +14,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from .._arguments import check_count, check_number
 from .._constraints import Box, Polyhedron, check_polyhedron
 from .._files.checkpoint import check_writable
-from .._methods.base import AbstractMethod
+from .._methods.base import AbstractMethod, refused
 from .._methods.ds_blo import DSBLO
 from .._problem.checks import checked_point
 from .._problem.problem import AbstractProblem, Problem
@@ -73,7 +73,7 @@ class Plan:
         """The runs of a task, none of which has computed anything yet."""
         problem, x0, key = task
         _check_problem(problem, x0)
-        refusal = self.method.refusal(problem)
+        refusal = refused(self.method, problem)
         if refusal is not None:
             raise ValueError(refusal)
         look_key, start_key, key, first_key = _keys(key)
@@ -85,7 +85,7 @@ class Plan:
         if polish is None:
             size = ravel_pytree(points[0])[0].size
             small = size <= _POLISH_LIMIT
-            polish = self.looks and isinstance(problem, Problem) and small
+            polish = self.looks and not problem.is_sampled and small
         if chunk is None:
             chunk = _default_chunk(self.num_steps)
         runs = []
@@ -162,7 +162,7 @@ def _check_problem(problem, x0) -> None:
     """Raise a `ValueError` unless a run can begin."""
     if not isinstance(problem, AbstractProblem):
         raise ValueError(
-            "`problem` must be a Problem or a StochasticProblem; got "
+            "`problem` must be a Problem, Followers or a StochasticProblem; got "
             f"{type(problem).__name__}."
         )
     if x0 is None:

@@ -14,7 +14,6 @@ from .._implicit.feasible import moves, onto_allowed
 from .._implicit.hypergradient import Evaluation
 from .._judge.certificate import Certificate, certify as certify_at
 from .._methods.polish import Polish, polish as polish_from
-from .._problem.problem import Problem
 from .._programs.control import on_device
 from .._status import Status, as_status, has_value, message, status_code, status_name
 from .._tolerances import tolerances
@@ -91,7 +90,7 @@ def solution_from(run: Run, point, certify) -> Asking[Solution]:
     end = yield from run.go(point)
     found = yield from _finish(run, end, certify)
     box = run.view.domain
-    asked = run.polish and isinstance(run.problem, Problem)
+    asked = run.polish and not run.problem.is_sampled
     if not (asked and isinstance(box, Box) and _met_undefined(found)):
         return found
     again = _within(run, box.shrunk(_HAIR))
@@ -156,7 +155,7 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
         value=float(e.value),
         status=as_status(code),
         success=answer,
-        message=message(status),
+        message=e.message if status is e.status else message(status),
         history=end.history,
         stopped=stopped,
         stochastic=stochastic,

@@ -50,12 +50,7 @@ class Nearest(Plain):
 
 def moves(problem: Problem) -> bool:
     """Whether the rows of the lower level move with `x`, so that it can be empty."""
-    constraints = problem.constraints
-    return (
-        not problem.always_feasible
-        and isinstance(constraints, Polyhedron)
-        and (constraints.B is not None or constraints.B_eq is not None)
-    )
+    return not problem.always_feasible and problem.rows_move
 
 
 def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
