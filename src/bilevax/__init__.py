@@ -20,10 +20,11 @@ from ._implicit.adjoint import (
     Neumann as Neumann,
     ScaledIdentity as ScaledIdentity,
 )
-from ._implicit.hypergradient import (
+from ._implicit.evaluation import (
     Evaluation as Evaluation,
-    hypergradient as hypergradient,
+    FollowersEvaluation as FollowersEvaluation,
 )
+from ._implicit.hypergradient import hypergradient as hypergradient
 from ._implicit.quality import Quality as Quality
 from ._implicit.solution_map import solution_map as solution_map
 from ._judge.certificate import (

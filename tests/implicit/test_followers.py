@@ -165,3 +165,43 @@ def test_answers_may_be_trees():
     np.testing.assert_allclose(e.lower.y["u"], np.tile([1.0, 2.0], (4, 1)))
     np.testing.assert_allclose(e.value, 3 * 2.5)
     np.testing.assert_allclose(e.grad, [2.5, 2.5])
+
+
+def resized(d):
+    """Any number of variables and rows; one row keeps them from all being zero."""
+    n = len(d["c"])
+    rows = np.concatenate([d["A"], -np.eye(n)])
+    return bx.Problem(
+        lambda x, y: jnp.sum(d["c"] * y) * x[0] + jnp.sum(y**2),
+        lambda x, y: 0.5 * jnp.sum(d["h"] * y**2) + jnp.sum(d["c"] * y) * (x[1] - 2),
+        bx.Polyhedron(A=rows, b=np.concatenate([d["b"], np.zeros(n)])),
+    )
+
+
+def test_followers_of_different_sizes_are_each_one_alone():
+    rng = np.random.default_rng(8)
+    sizes = [(2, 1), (4, 3), (3, 0), (1, 2)]
+    data = [
+        dict(
+            A=rng.uniform(0, 1, size=(k, n)), b=rng.uniform(0.2, 1, size=k),
+            c=rng.uniform(0.5, 1, size=n), h=rng.uniform(1, 2, size=n),
+        )
+        for n, k in sizes
+    ]  # fmt: skip
+    e = bx.hypergradient(bx.Followers.padded(resized, data), X)
+    alone = [bx.hypergradient(resized(d), X) for d in data]
+    check_mean(e, alone)
+    for i, ((n, _), one) in enumerate(zip(sizes, alone, strict=True)):
+        np.testing.assert_allclose(e.lower.y[i, :n], one.lower.y, atol=1e-12)
+        np.testing.assert_array_equal(e.lower.y[i, n:], 0)
+        np.testing.assert_allclose(e.lower.margin[i], one.margin, rtol=1e-6)
+
+
+def test_padding_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="list with the data of each follower"):
+        bx.Followers.padded(resized, dict(c=np.ones(2)))
+    simplex = lambda d: bx.Problem(
+        lambda x, y: jnp.sum(y), lambda x, y: jnp.sum(y**2), bx.Simplex(len(d))
+    )
+    with pytest.raises(ValueError, match="a Box or a Polyhedron; got Simplex"):
+        bx.Followers.padded(simplex, [np.ones(2), np.ones(3)])

@@ -17,6 +17,7 @@ from .._files.checkpoint import check_writable
 from .._methods.base import AbstractMethod, refused
 from .._methods.ds_blo import DSBLO
 from .._problem.checks import checked_point
+from .._problem.followers import Followers
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.quick import once_jit
@@ -28,6 +29,8 @@ from .solution import Solution, solution_from
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
 _POLISH_LIMIT = 1000
+# Nor are minibatches, unless of followers of whom all together can be looked at.
+_POLISHED_FOLLOWERS = 5000
 
 
 class Task(NamedTuple):
@@ -85,7 +88,9 @@ class Plan:
         if polish is None:
             size = ravel_pytree(points[0])[0].size
             small = size <= _POLISH_LIMIT
-            polish = self.looks and not problem.is_sampled and small
+            whole = isinstance(view, Followers) and len(view) <= _POLISHED_FOLLOWERS
+            known = whole if problem.is_sampled else True
+            polish = self.looks and known and small
         if chunk is None:
             chunk = _default_chunk(self.num_steps)
         runs = []

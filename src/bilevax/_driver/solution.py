@@ -17,7 +17,7 @@ from .._methods.polish import Polish, polish as polish_from
 from .._programs.control import on_device
 from .._status import Status, as_status, has_value, message, status_code, status_name
 from .._tolerances import tolerances
-from .falling import Beyond, beyond
+from .falling import Beyond, beyond, still_falling
 from .history import History
 from .requests import Asking, Request
 from .run import End, Run, evaluate_allowed, plain
@@ -174,6 +174,9 @@ def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     """
     if has_value(e.status) and not np.isfinite(e.value):
         return Status.non_finite, end.reason
+    if run.looks and run.problem.is_sampled and not run.polish and has_value(e.status):
+        told = still_falling(run.view, x, e, end.length)
+        return e.status, end.reason if told is None else f"{end.reason}; {told}"
     if not (run.polish and has_value(e.status)):
         return e.status, end.reason
     found = beyond(run.view, run.x0, x, e, end.length)

@@ -10,10 +10,11 @@ from jaxtyping import Array, Bool, Float, PyTree
 from .._lower.base import LowerSolution, all_finite
 from .._lower.followers import in_batches, is_whole
 from .._problem.followers import Followers
-from .._programs.modules import with_fields
+from .._programs.modules import Plain, with_fields
 from .._status import Status, as_status, gravest, have_values
 from .adjoint import default_adjoint, kkt_system
 from .evaluation import Each
+from .quality import Quality, quality_of
 
 
 class Mean(NamedTuple):
@@ -130,6 +131,46 @@ def summary(mean: Mean, lower: LowerSolution, codes) -> tuple[Any, Each]:
     # What no follower explains comes from `upper` alone.
     lost = have_values(status) & ~all_finite((mean.value, mean.grad))
     return Status.where(lost, Status.non_finite, status), each
+
+
+def mean_quality(problem: Followers, x, lower: LowerSolution, adjoint, grad) -> Quality:
+    """The worst condition, and a bias to which every follower adds its own.
+
+    What the answer of one follower changes in the derivatives of another, through an
+    `upper` of all answers, is left out.
+    """
+    own = problem.upper is None
+    slopes = jax.grad(lambda ys: problem.upper_value(x, ys)[0])(lower.y)
+
+    def of_part(part: Followers, lower, slopes):
+        def one(d, tilt, lower, slope):
+            here = part.follower(d, tilt).localised(x)
+            if not own:
+                here = with_fields(here, upper=_Linear(slope))
+            how = default_adjoint(lower) if adjoint is None else adjoint
+            system = kkt_system(here, x, lower.y, lower.active)
+            return quality_of((here, None), system, x, lower, how, grad)
+
+        return jax.vmap(one)(part.data, part.tilt, lower, slopes)
+
+    found = (
+        of_part(problem, lower, slopes)
+        if is_whole(problem)
+        else in_batches(of_part, problem, lower, slopes)
+    )
+    total = jnp.mean if own else jnp.sum
+    bound = jnp.all(found.bias_is_bound) & own
+    return Quality(jnp.max(found.condition), total(found.bias), bound)
+
+
+class _Linear(Plain):
+    """`<slope, y>`, an upper level as one follower changes it."""
+
+    slope: PyTree[Array]
+
+    def __call__(self, x, y):
+        terms = jax.tree.map(lambda s, y: jnp.sum(s * y), self.slope, y)
+        return sum(jax.tree.leaves(terms))
 
 
 def _beside(mask, leaf):

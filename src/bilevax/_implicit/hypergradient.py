@@ -47,7 +47,7 @@ from .adjoint import (
     default_adjoint,
 )
 from .evaluation import Evaluation, FollowersEvaluation
-from .followers import mean_gradient, summary
+from .followers import mean_gradient, mean_quality, summary
 from .quality import quality_of
 
 
@@ -175,6 +175,9 @@ _BY_DEFAULT = Packed((None,))
 
 
 def _with_quality(e: Evaluation, problem: Problem, x, adjoint) -> Evaluation:
+    if isinstance(problem, Followers):
+        found = mean_quality(problem, x, e.lower, adjoint, e.grad)
+        return with_fields(e, quality=found)
     problem, x, e = on_host((problem, x, e)) if in_stages() else (problem, x, e)
     problem = problem.localised(x)
     whole, lower = once(_whole, problem, USUAL_SOLVER), e.lower

@@ -9,6 +9,7 @@ at `x` is added to the hull.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,6 +27,7 @@ from .._lower.choose import checked_solver
 from .._lower.dense import Unravel
 from .._methods.polish import polish
 from .._problem.checks import checked_point
+from .._problem.followers import Followers
 from .._problem.perturbation import AbstractPerturbation
 from .._problem.problem import Problem, tilted
 from .._programs.arrays import ravel
@@ -77,7 +79,7 @@ class Certificate:
 
 
 def certify(
-    problem: Problem,
+    problem: Problem | Followers,
     x: PyTree,
     radius: float | None = None,
     *,
@@ -188,7 +190,7 @@ class _Proximal(Plain):
         return value + jnp.sum(gap**2) / (2 * self.smoothing)
 
 
-def _ball(problem: Problem, x, radius, count, key) -> np.ndarray:
+def _ball(problem: Problem | Followers, x, radius, count, key) -> np.ndarray:
     """Uniform points of the ball, moved into the domain (which brings them closer)."""
     flat, unravel = ravel_pytree(x)
     numbers = np.random.default_rng(np.asarray(jr.key_data(key)))
@@ -207,7 +209,7 @@ def _ball(problem: Problem, x, radius, count, key) -> np.ndarray:
     return np.asarray(jax.jit(inside)(points))
 
 
-def _gradients(problem: Problem, x, points, law, key, num_tilts):
+def _gradients(problem: Problem | Followers, x, points, law, key, num_tilts):
     """Gradients (point, tilt, entry), their error estimates, and which points count."""
     size = points.shape[1]
     num_tilts = 1 if law is None else num_tilts
@@ -225,7 +227,7 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts):
     return gradients, np.where(fine, errors, 0), counts
 
 
-def _one_by_one(problem: Problem, x, points, law, key, jobs):
+def _one_by_one(problem: Any, x, points, law, key, jobs):
     """Stage by stage, with what was compiled for the first one."""
     keys = None if law is None else _keys(key, np.arange(len(jobs)))
     unravel = Unravel.like(x)
@@ -248,7 +250,7 @@ def _one_by_one(problem: Problem, x, points, law, key, jobs):
             yield job, (grad, solved and np.isfinite(grad).all(), e.quality.bias)
 
 
-def _in_batches(problem: Problem, x, points, law, key, jobs):
+def _in_batches(problem: Any, x, points, law, key, jobs):
     """Programs for many gradients at once."""
     unravel = ravel_pytree(x)[1]
     warm = hypergradient(problem, x, throw=False).lower
@@ -276,17 +278,20 @@ def _one(problem, point, key, law, warm, unravel):
     e = hypergradient(here, unravel(point), warm=warm, quality=True, throw=False)
     grad = ravel_pytree(e.grad)[0]
     assert e.quality is not None
-    usable = e.lower.success & jnp.all(jnp.isfinite(grad))
+    usable = jnp.all(e.lower.success) & jnp.all(jnp.isfinite(grad))
     return grad, usable, e.quality.bias
 
 
 @quick_jit
 def _batch(problem, points, keys, law, warm, unravel):
     one = lambda point, key: _one(problem, point, key, law, warm, unravel)
+    if isinstance(problem, Followers):
+        # They are a batch themselves.
+        return jax.lax.map(lambda both: one(*both), (points, keys))
     return jax.vmap(one)(points, keys)
 
 
-def _normal_cone(problem: Problem, x: np.ndarray) -> np.ndarray:
+def _normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
     """Generators of the normal cone of the domain at `x`, as rows."""
     domain = problem.domain
     if domain is None:

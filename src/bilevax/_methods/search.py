@@ -48,16 +48,19 @@ class Point(Plain):
     @property
     def status(self):
         """As a hypergradient would report it."""
-        lower = self.lower
-        shared = lower.shared_dependence
-        sane = jnp.isfinite(self.value)
-        each = first_failure(
-            lower.status,
-            Status.where(sane, Status.successful, Status.non_finite),
-            Status.where(shared, Status.successful, Status.dependent_rows),
-            Status.where(jnp.any(lower.weak, -1), Status.kink, Status.successful),
-        )
-        return gravest(each)
+        lower, sane = self.lower, jnp.isfinite(self.value)
+
+        def one(status, shared, weak):
+            return first_failure(
+                status,
+                Status.where(sane, Status.successful, Status.non_finite),
+                Status.where(shared, Status.successful, Status.dependent_rows),
+                Status.where(jnp.any(weak), Status.kink, Status.successful),
+            )
+
+        parts = lower.status, lower.shared_dependence, lower.weak
+        many = jnp.ndim(lower.margin) > 0
+        return gravest(jax.vmap(one)(*parts)) if many else one(*parts)
 
 
 def no_work() -> Work:

@@ -1,6 +1,6 @@
 """Many followers of one leader, independent of each other once `x` is given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -13,10 +13,14 @@ from .._constraints import Box, Polyhedron, tree_as_float
 from .._programs.modules import Plain, with_fields
 from .._status import is_traced
 from .checks import check_like, checked_domain, scalar
+from .padding import padded
 from .perturbation import tree_add
 from .problem import AbstractProblem, Problem
 from .samplers import Epochs, WithReplacement
 from .stochastic import StochasticProblem
+
+# Entries of all answers up to which there is a way back from an empty lower level.
+_WAY_BACK = 1000
 
 
 class Followers(AbstractProblem):
@@ -86,6 +90,24 @@ class Followers(AbstractProblem):
         self.solver, self.adjoint = one.solver, one.adjoint
         self.batch = None if batch is None else int(batch)
 
+    @classmethod
+    def padded(cls, instance, data, **options) -> "Followers":
+        """Followers of different sizes, from a sequence with the data of each.
+
+        `instance(d)` is called with the data of each follower as they are, for its
+        sizes and its constraints (a Box or a Polyhedron), and for its functions with
+        arrays that are filled up with zeros to the largest shape. `y` is filled up as
+        well: added entries are zero in every answer, bound by nothing, and `upper` and
+        `lower` must not change with zeros at the end of `y` and of the data. (A mean
+        over an axis does: divide a sum by a number among the data instead.)
+        """
+        if not isinstance(data, Sequence) or len(data) == 0:
+            raise ValueError(
+                "`data` must be a list with the data of each follower, at least one; "
+                f"got {type(data).__name__}."
+            )
+        return cls(*padded(instance, data), **options)
+
     def __len__(self) -> int:
         return jax.tree.leaves(self.data)[0].shape[0]
 
@@ -106,7 +128,16 @@ class Followers(AbstractProblem):
 
     @property
     def rows_move(self) -> bool:
-        return self.one.rows_move
+        """Whether there may be no answer somewhere, and a way back from there.
+
+        The way back is one dense program over all answers, so there is none for many.
+        """
+        return self.one.rows_move and self.size <= _WAY_BACK
+
+    @property
+    def size(self) -> int:
+        """How many numbers all answers are."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.y0))
 
     def check_x(self, x) -> None:
         self.one.check_x(x)
