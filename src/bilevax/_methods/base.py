@@ -224,9 +224,10 @@ def report(
     `others` replaces entries, for methods that work in another way.
     """
     norm = tree_norm(e.grad)
-    # Of many followers all work counts.
-    work = Iterations(*map(xp.sum, e.lower.iterations))
-    solves = np.size(e.lower.kkt_residual)
+    work, solves = e.lower.iterations, 1
+    if np.ndim(e.lower.margin):
+        # Of many followers all work counts.
+        work, solves = Iterations(*map(xp.sum, work)), np.size(e.lower.margin)
     entries: dict[str, Any] = dict(
         value=e.value,
         gradient_norm=norm,
