@@ -124,11 +124,11 @@ def checked(model: str, followers: bx.Followers, x) -> float | None:
     except ImportError:
         return None
     _, forecast, weight = MODELS[model]
-    A, b = np.asarray(RAMPS.A), np.asarray(RAMPS.b)
+    A, b = np.array(RAMPS.A), np.array(RAMPS.b)  # DAQP wants to own them
     total = 0.0
     for i in range(len(followers)):
         d = jax.tree.map(lambda leaf, i=i: leaf[i], followers.data)
-        aim = np.asarray(forecast(x, d))
+        aim = np.array(forecast(x, d))
         low = np.full(len(b), -1e30)
         plan, _, flag, _ = daqp.solve(
             np.eye(HOURS), -aim, A, b, low, np.zeros(len(b), np.int32)

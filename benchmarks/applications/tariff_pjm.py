@@ -119,15 +119,15 @@ def checked(model: str, followers: bx.Followers, x) -> float | None:
         import daqp  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
-    prices = np.asarray(MODELS[model][1](jnp.asarray(x)))
+    prices = np.array(MODELS[model][1](jnp.asarray(x)))
     values = []
     for i in range(len(followers)):
         one = followers[i]
-        base = np.asarray(followers.data["base"][i])
+        base = np.array(followers.data["base"][i])
         bend = FLAT / (ELASTICITIES[:, None] * base)
         pull = (prices - FLAT) - bend * base
         rows = one.constraints
-        A, b = np.asarray(rows.A), np.asarray(rows.b)
+        A, b = np.array(rows.A), np.array(rows.b)  # DAQP wants to own them
         low, sense = np.full(len(b), -1e30), np.zeros(len(b), np.int32)
         y, _, flag, _ = daqp.solve(
             np.diag(bend.ravel()), pull.ravel(), A, b, low, sense

@@ -7,11 +7,9 @@ at `x` is added to the hull.
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -32,7 +30,7 @@ from .._problem.perturbation import AbstractPerturbation
 from .._problem.problem import Problem, tilted
 from .._programs.arrays import ravel
 from .._programs.control import often, on_host, stage_by_stage
-from .._programs.modules import Plain
+from .._programs.modules import Plain, with_fields
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
 from .._status import status_name
@@ -162,15 +160,15 @@ def _checked_radius(radius, delta_bar) -> float:
     return float(radius)
 
 
-def moreau(problem: Problem, x: PyTree, smoothing: float) -> float:
+def moreau(problem: Problem | Followers, x: PyTree, smoothing: float) -> float:
     """The size of the gradient of the Moreau envelope of `F`, the measure of [S]SIGD.
 
     `|x - z| / smoothing` with `z` the minimiser of `F(z) + |z - x|^2 / (2 smoothing)`.
     """
     x = checked_point(problem, x)
-    near = eqx.tree_at(
-        lambda p: p.upper, problem, _Proximal(problem.upper, x, smoothing)
-    )
+    near = with_fields(problem, upper=_Proximal(problem.upper, x, smoothing))
+    if isinstance(problem, Followers):
+        near = with_fields(problem, upper=_ProximalOfAll(problem, x, smoothing))
     e = hypergradient(near, x, throw=False)
     length = smoothing * jnp.linalg.norm(ravel_pytree(e.grad)[0])
     found = polish(near, x, e.lower, length)
@@ -179,15 +177,24 @@ def moreau(problem: Problem, x: PyTree, smoothing: float) -> float:
 
 
 class _Proximal(Plain):
-    upper: Callable
+    upper: Any
     centre: PyTree
     smoothing: float
 
     def __call__(self, x, y):
         out = self.upper(x, y)
-        value = out[0] if isinstance(out, tuple) else out
+        return self.beside(x, out[0] if isinstance(out, tuple) else out)
+
+    def beside(self, x, value):
         gap = ravel_pytree(x)[0] - ravel_pytree(self.centre)[0]
         return value + jnp.sum(gap**2) / (2 * self.smoothing)
+
+
+class _ProximalOfAll(_Proximal):
+    """The same for Followers, which are in the place of their `upper`."""
+
+    def __call__(self, x, ys, data):
+        return self.beside(x, self.upper.upper_value(x, ys)[0])
 
 
 def _ball(problem: Problem | Followers, x, radius, count, key) -> np.ndarray:
