@@ -170,11 +170,11 @@ def test_answers_may_be_trees():
 def resized(d):
     """Any number of variables and rows; one row keeps them from all being zero."""
     n = len(d["c"])
-    rows = np.concatenate([d["A"], -np.eye(n)])
+    rows = jnp.concatenate([d["A"], -jnp.eye(n)])
     return bx.Problem(
         lambda x, y: jnp.sum(d["c"] * y) * x[0] + jnp.sum(y**2),
         lambda x, y: 0.5 * jnp.sum(d["h"] * y**2) + jnp.sum(d["c"] * y) * (x[1] - 2),
-        bx.Polyhedron(A=rows, b=np.concatenate([d["b"], np.zeros(n)])),
+        bx.Polyhedron(A=rows, b=jnp.concatenate([d["b"], jnp.zeros(n)])),
     )
 
 
