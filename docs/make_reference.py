@@ -14,12 +14,13 @@ from bilevax._methods.base import AbstractMethod
 
 GROUPS = {
     "Modelling": (
-        "Problem", "StochasticProblem", "AbstractLocalLower", "Polyhedron", "Box",
-        "Simplex", "Gaussian", "UniformBall", "TruncatedGaussian",
+        "Problem", "Followers", "StochasticProblem", "AbstractLocalLower",
+        "Polyhedron", "Box", "Simplex", "Gaussian", "UniformBall", "TruncatedGaussian",
     ),
     "Values and derivatives": (
-        "hypergradient", "Evaluation", "LowerSolution", "Quality", "solution_map",
-        "penalty_gradient", "equality_gradient", "FirstOrderEvaluation",
+        "hypergradient", "Evaluation", "FollowersEvaluation", "LowerSolution",
+        "Quality", "solution_map", "penalty_gradient", "equality_gradient",
+        "FirstOrderEvaluation",
     ),
     "Solving": (
         "solve", "solve_many", "Solution", "Stop", "History", "tune", "Tuning",

@@ -20,10 +20,11 @@ from ._implicit.adjoint import (
     Neumann as Neumann,
     ScaledIdentity as ScaledIdentity,
 )
-from ._implicit.hypergradient import (
+from ._implicit.evaluation import (
     Evaluation as Evaluation,
-    hypergradient as hypergradient,
+    FollowersEvaluation as FollowersEvaluation,
 )
+from ._implicit.hypergradient import hypergradient as hypergradient
 from ._implicit.quality import Quality as Quality
 from ._implicit.solution_map import solution_map as solution_map
 from ._judge.certificate import (
@@ -64,6 +65,7 @@ from ._methods.proximal_subgradient import ProximalSubgradient as ProximalSubgra
 from ._methods.ssigd import SSIGD as SSIGD
 from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
 from ._methods.zero_order import ZeroOrder as ZeroOrder
+from ._problem.followers import Followers as Followers
 from ._problem.perturbation import (
     Gaussian as Gaussian,
     TruncatedGaussian as TruncatedGaussian,

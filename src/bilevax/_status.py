@@ -146,6 +146,18 @@ def have_values(status):
     return jnp.any(jnp.stack(fine), axis=0)
 
 
+# From the best end to the worst; all others are worse.
+_MILD = np.zeros(len(_NAMES), int) + len(_WITH_VALUE)
+for _place, _name in enumerate(_WITH_VALUE):
+    _MILD[status_code(getattr(Status, _name))] = _place
+
+
+def gravest(status):
+    """The worst of a batch, or the status itself."""
+    codes = jnp.ravel(jnp.asarray(status._value))
+    return as_status(codes[jnp.argmax(jnp.asarray(_MILD)[codes])])
+
+
 def is_traced(tree) -> bool:
     """Whether any leaf is a tracer, so that nothing can be decided on its value."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
@@ -164,5 +176,6 @@ def raise_on_failure(result, what: str):
     names = {_NAMES[code] for code in codes.tolist()}
     if names <= set(_WITH_VALUE) - {"adjoint_limit"}:
         return
-    text = message(result.status)
+    told = getattr(result, "message", None)
+    text = told if isinstance(told, str) and told else message(result.status)
     raise BilevelError(f"{what} failed. {text}", result.status, result)

@@ -12,11 +12,11 @@ import pytest
 SCRIPT = pathlib.Path(__file__).parent.parent / "five_steps.py"
 
 
-def start(*arguments, devices=1):
+def start(*arguments, devices=1, script=SCRIPT):
     flags = os.environ.get("XLA_FLAGS", "")
     flags += f" --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    command = [sys.executable, str(script), *map(str, arguments)]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -62,3 +62,32 @@ def test_two_processes_take_the_same_steps(alone, tmp_path):
     path, address = tmp_path / "two.npz", f"localhost:{free_port()}"
     finish(*(start(path, address, 2, process) for process in (0, 1)))
     check_same(np.load(path), alone, 2)
+
+
+FOLLOWERS = SCRIPT.parent / "followers_on_devices.py"
+
+
+@pytest.fixture(scope="module")
+def followers_alone(tmp_path_factory):
+    path = tmp_path_factory.mktemp("followers") / "alone.npz"
+    finish(start(path, script=FOLLOWERS))
+    return np.load(path)
+
+
+def check_followers(found, alone, devices):
+    assert int(found["devices"]) == devices
+    np.testing.assert_allclose(found["value"], alone["value"], rtol=1e-8)
+    np.testing.assert_allclose(found["grad"], alone["grad"], rtol=1e-8)
+
+
+def test_followers_spread_over_four_devices_are_the_same(followers_alone, tmp_path):
+    path = tmp_path / "four.npz"
+    finish(start(path, devices=4, script=FOLLOWERS))
+    check_followers(np.load(path), followers_alone, 4)
+
+
+def test_followers_spread_over_two_processes_are_the_same(followers_alone, tmp_path):
+    path, address = tmp_path / "two.npz", f"localhost:{free_port()}"
+    processes = (0, 1)
+    finish(*(start(path, address, 2, i, script=FOLLOWERS) for i in processes))
+    check_followers(np.load(path), followers_alone, 2)

@@ -48,6 +48,16 @@ def test_the_example_of_comparing_runs():
     assert "[S]SIGD" in str(scope["comparison"])
 
 
+def test_the_page_on_followers_runs():
+    scope = run("docs/followers.md")
+    assert scope["e"].lower.y.shape == (20, 2)
+    assert scope["bad"].message.startswith("Follower 7 of 20: infeasible")
+    assert np.isfinite(scope["value"])
+    # A minibatch run ends where a run over all does.
+    assert scope["s"].success
+    assert scope["s"].value < float(scope["e"].value)
+
+
 def test_the_page_on_instances_compiles_once():
     scope = run("docs/instances.md")
     found = [float(s.value) for s in scope["solutions"]]

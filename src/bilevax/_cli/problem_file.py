@@ -36,8 +36,8 @@ def load(path: str) -> dict[str, Any]:
             )
     if not isinstance(names["problem"], AbstractProblem):
         raise FileError(
-            f"{path}: `problem` must be a bilevax Problem or StochasticProblem; it is "
-            f"{type(names['problem']).__name__}."
+            f"{path}: `problem` must be a bilevax Problem, Followers or "
+            f"StochasticProblem; it is {type(names['problem']).__name__}."
         )
     return names
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._driver.solve import solve
 from .._files import checkpoint as checkpoints
-from .._methods.base import AbstractMethod
+from .._methods.base import AbstractMethod, refused as refused_class
 from .budget import Budget, at_looks, solves_at_looks
 from .cases import Instance
 
@@ -110,7 +110,7 @@ def blank_row(
 def refused(method: AbstractMethod, instance: Instance) -> str | None:
     """Why a method does not take a problem; None where it does."""
     try:
-        return method.refusal(instance.problem)
+        return refused_class(method, instance.problem)
     except Exception:  # the run itself will say what went wrong
         return None
 

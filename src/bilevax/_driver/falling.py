@@ -31,6 +31,10 @@ _FAR = 1e6
 # What may be lost of the gain of a doubling over the last ten, where `F` falls without
 # bound: nothing for logarithms and powers, 7 % for `x ** -0.01`.
 _KEPT = 0.99
+# Steps down the gradient that are tried, in lengths of the problem, and the share of
+# `F` that one of them must gain to be told.
+_SHORT_STEPS = (1e-2, 1e-3, 1e-4)
+_WORTH_TELLING = 1e-3
 # Halvings of the length in which a rise before the fall is looked for.
 _HALVINGS = 12
 
@@ -87,6 +91,28 @@ def beyond(problem: Problem, x0, x, e: Evaluation, length: float) -> Beyond:
             if down is Beyond.unbounded and not _rises_first(F, end, ahead, length):
                 found = down
     return found
+
+
+def still_falling(problem: Problem, x, e: Evaluation, length: float) -> str | None:
+    """Words for a run that has ended where a short step down the gradient pays.
+
+    Steps that fall with a plan may vanish long before `F` has reached the bottom.
+    """
+    slope, unravel = ravel_pytree(e.grad)
+    size, value = float(jnp.linalg.norm(slope)), float(e.value)
+    if not (np.isfinite(size) and size > 0):
+        return None
+    least = value - _WORTH_TELLING * abs(value)
+    for share in _SHORT_STEPS:
+        move = ravel_pytree(x)[0] - share * length * slope / size
+        at = onto_domain(problem, unravel(move))
+        found = hypergradient(plain(problem), at, throw=False)
+        if has_value(found.status) and float(found.value) < least:
+            return (
+                f"F was still falling: one step down its gradient leads from "
+                f"{value:.6g} to {float(found.value):.6g}; take more steps, or polish"
+            )
+    return None
 
 
 def _along(F, origin, direction, first, here: float, before=np.inf) -> Beyond:

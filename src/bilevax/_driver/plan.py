@@ -14,9 +14,10 @@ from jaxtyping import PRNGKeyArray, PyTree
 from .._arguments import check_count, check_number
 from .._constraints import Box, Polyhedron, check_polyhedron
 from .._files.checkpoint import check_writable
-from .._methods.base import AbstractMethod
+from .._methods.base import AbstractMethod, refused
 from .._methods.ds_blo import DSBLO
 from .._problem.checks import checked_point
+from .._problem.followers import Followers
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.quick import once_jit
@@ -28,6 +29,8 @@ from .solution import Solution, solution_from
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
 _POLISH_LIMIT = 1000
+# Nor are minibatches, unless of followers of whom all together can be looked at.
+_POLISHED_FOLLOWERS = 5000
 
 
 class Task(NamedTuple):
@@ -80,7 +83,7 @@ class Plan:
         """The runs of a task, none of which has computed anything yet."""
         problem, x0, key = task
         _check_problem(problem, x0)
-        refusal = self.method.refusal(problem)
+        refusal = refused(self.method, problem)
         if refusal is not None:
             raise ValueError(refusal)
         look_key, start_key, key, first_key = _keys(key)
@@ -92,7 +95,9 @@ class Plan:
         if polish is None:
             size = ravel_pytree(points[0])[0].size
             small = size <= _POLISH_LIMIT
-            polish = self.looks and isinstance(problem, Problem) and small
+            whole = isinstance(view, Followers) and len(view) <= _POLISHED_FOLLOWERS
+            known = whole if problem.is_sampled else True
+            polish = self.looks and known and small
         if chunk is None:
             chunk = _default_chunk(self.num_steps)
         runs = []
@@ -169,7 +174,7 @@ def _check_problem(problem, x0) -> None:
     """Raise a `ValueError` unless a run can begin."""
     if not isinstance(problem, AbstractProblem):
         raise ValueError(
-            "`problem` must be a Problem or a StochasticProblem; got "
+            "`problem` must be a Problem, Followers or a StochasticProblem; got "
             f"{type(problem).__name__}."
         )
     if x0 is None:

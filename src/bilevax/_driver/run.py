@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray
 
 from .._files import checkpoint as checkpoints
@@ -26,6 +27,7 @@ from .._judge.certificate import certify
 from .._lower.active_set import opened_factor
 from .._lower.base import strongly_typed
 from .._methods.base import AbstractMethod, Record, Scales
+from .._problem.followers import Followers
 from .._problem.problem import AbstractProblem, Problem
 from .._programs.control import stage_by_stage
 from .._programs.quick import once_jit, quick_jit
@@ -96,6 +98,7 @@ class Run:
         scales = Scales(*(jnp.asarray(1.0),) * 3)
         if self.method.uses_scales:
             scales = yield from measure_scales(plain(self.view), x, e)
+        e, scales = self._fitting(x, e, scales)
         begin = (self.view, self.method, x, e, scales, self.key)
         first = start_in_stages if self.in_stages else start
         state = yield Request(first, begin)
@@ -158,6 +161,23 @@ class Run:
             reason = "the last iterate has no answer, the best one seen is returned"
             x, e = best
         return End((x, e), best, history, reason, float(scales.length), mean)
+
+    def _fitting(self, x, e: Evaluation, scales: Scales):
+        """The first look and scales for steps that see some of many followers."""
+        drawn = self.problem.draw(self.key, 0) if self.problem.is_sampled else None
+        if not isinstance(drawn, Followers):
+            return e, scales
+        lower = blank_evaluation(drawn, x).lower
+        unsolved = lambda code: jnp.full_like(code, status_code(Status.iteration_limit))
+        lower = eqx.tree_at(
+            lambda s: (s.y, s.status._value),
+            lower,
+            (drawn.y0, unsolved(lower.status._value)),
+        )
+        count = lambda problem: ravel_pytree(problem.y0)[0].size
+        share = (count(drawn) / count(self.view)) ** 0.5
+        e = eqx.tree_at(lambda e: e.lower, e, lower)
+        return e, eqx.tree_at(lambda s: s.force, scales, share * scales.force)
 
     def _look(self, x, history: History | None = None) -> Asking:
         """`F` at `x`; without looks, what the last step of `history` found instead."""
@@ -224,6 +244,9 @@ class Run:
     @functools.cached_property
     def is_brief(self) -> bool:
         """Whether a program compiled in half of the time is done sooner."""
+        if isinstance(self.view, Followers):
+            # As a single evaluation of them.
+            return jax.default_backend() == "cpu"
         small = is_usual(self.problem) and not is_large(self.view)
         return small and self.num_steps <= _BRIEF
 

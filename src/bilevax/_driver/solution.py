@@ -14,11 +14,10 @@ from .._implicit.feasible import moves, onto_allowed
 from .._implicit.hypergradient import Evaluation
 from .._judge.certificate import Certificate, certify as certify_at
 from .._methods.polish import Polish, polish as polish_from
-from .._problem.problem import Problem
 from .._programs.control import on_device
 from .._status import Status, as_status, has_value, message, status_code, status_name
 from .._tolerances import tolerances
-from .falling import Beyond, beyond
+from .falling import Beyond, beyond, still_falling
 from .history import History
 from .requests import Asking, Request
 from .run import End, Run, evaluate_allowed, plain
@@ -91,7 +90,7 @@ def solution_from(run: Run, point, certify) -> Asking[Solution]:
     end = yield from run.go(point)
     found = yield from _finish(run, end, certify)
     box = run.view.domain
-    asked = run.polish and isinstance(run.problem, Problem)
+    asked = run.polish and not run.problem.is_sampled
     if not (asked and isinstance(box, Box) and _met_undefined(found)):
         return found
     again = _within(run, box.shrunk(_HAIR))
@@ -156,7 +155,7 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
         value=float(e.value),
         status=as_status(code),
         success=answer,
-        message=message(status),
+        message=e.message if status is e.status else message(status),
         history=end.history,
         stopped=stopped,
         stochastic=stochastic,
@@ -175,6 +174,9 @@ def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     """
     if has_value(e.status) and not np.isfinite(e.value):
         return Status.non_finite, end.reason
+    if run.looks and run.problem.is_sampled and not run.polish and has_value(e.status):
+        told = still_falling(run.view, x, e, end.length)
+        return e.status, end.reason if told is None else f"{end.reason}; {told}"
     if not (run.polish and has_value(e.status)):
         return e.status, end.reason
     found = beyond(run.view, run.x0, x, e, end.length)

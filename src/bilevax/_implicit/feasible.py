@@ -16,6 +16,7 @@ from .._lower.active_set import ActiveSet, blank_solution
 from .._lower.base import LowerSolution
 from .._lower.dense import unit_rows
 from .._lower.interior_point import InteriorPoint
+from .._problem.followers import Followers
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.control import in_stages, on_host, run_if
@@ -48,17 +49,12 @@ class Nearest(Plain):
         return DenseAdjoint().solve(system, self.solution, top, bottom)[0][: v.size]
 
 
-def moves(problem: Problem) -> bool:
+def moves(problem: Problem | Followers) -> bool:
     """Whether the rows of the lower level move with `x`, so that it can be empty."""
-    constraints = problem.constraints
-    return (
-        not problem.always_feasible
-        and isinstance(constraints, Polyhedron)
-        and (constraints.B is not None or constraints.B_eq is not None)
-    )
+    return not problem.always_feasible and problem.rows_move
 
 
-def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
+def onto_domain(problem: Problem | Followers, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain."""
     domain = problem.domain
     if domain is None:
@@ -70,7 +66,7 @@ def onto_domain(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
 
 
 @quick_jit
-def _onto_polyhedron(problem: Problem, x):
+def _onto_polyhedron(problem: Problem | Followers, x):
     domain: Any = problem.domain
     flat, unravel = ravel_pytree(x)
     # A point that was projected before may be outside by rounding.
@@ -113,7 +109,7 @@ def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
 
 
 def nearest(
-    problem: Problem,
+    problem: Problem | Followers,
     x: Float[Array, " d"],
     y: Float[Array, " n"] | None = None,
     margin: Float[Array, ""] | float = 1.0,
@@ -146,10 +142,9 @@ def nearest(
     return Nearest(solution.y[: x.size], _joint(rows, x, y, weight), solution)
 
 
-def _weight(problem: Problem, d: int, dtype) -> Float[Array, ""]:
+def _weight(problem: Problem | Followers, d: int, dtype) -> Float[Array, ""]:
     """Of `y` beside `x`, in the units in which the rows weigh both alike."""
-    A = problem.constraints.matrix(ravel_pytree(problem.y0)[0].size, dtype)
-    B = problem.constraints.coupling_matrix(d, dtype)
+    A, B, _, _ = _lower_rows(problem, d, dtype)
     if B is None:
         return jnp.asarray(_LOWER_WEIGHT, dtype)
     ratio = jnp.linalg.norm(A) / jnp.linalg.norm(B)
@@ -182,17 +177,48 @@ def no_upper(x, u):
     return jnp.zeros((), u.dtype)
 
 
-def joint_rows(problem: Problem, d: int, dtype, coupled: bool, margin: Any = 1.0):
+def _lower_rows(problem: Problem | Followers, d: int, dtype):
+    """`A`, `B`, `b` of the lower level, and how many of the rows are inequalities."""
+    if not isinstance(problem, Followers):
+        constraints = problem.constraints
+        A = constraints.matrix(ravel_pytree(problem.y0)[0].size, dtype)
+        rhs = constraints.rhs(jnp.zeros(d, dtype))
+        return (
+            A,
+            constraints.coupling_matrix(d, dtype),
+            rhs,
+            constraints.num_inequalities,
+        )
+    count, k = len(problem), problem.one.constraints.num_inequalities
+    A, B, rhs, _ = jax.vmap(lambda row: _lower_rows(problem.instance(row), d, dtype))(
+        problem.data
+    )
+    # Inequalities of all, then equations of all; `y` is one tree, leaf after leaf.
+    places = jax.vmap(lambda i: _place(problem.y0, i))(jnp.arange(count))
+    blocks = jnp.zeros((*A.shape[:2], problem.size), dtype)
+    blocks = jax.vmap(lambda block, at, A: block.at[:, at].set(A))(blocks, places, A)
+    flat = lambda a: jnp.concatenate([
+        a[:, :k].reshape(-1, *a.shape[2:]), a[:, k:].reshape(-1, *a.shape[2:])
+    ])  # fmt: skip
+    return flat(blocks), None if B is None else flat(B), flat(rhs), count * k
+
+
+def _place(y0, i):
+    """Where the entries of follower `i` are in the flat answers of all."""
+    numbers = ravel_pytree(y0)[1](jnp.arange(ravel_pytree(y0)[0].size))
+    return ravel_pytree(jax.tree.map(lambda leaf: leaf[i], numbers))[0]
+
+
+def joint_rows(
+    problem: Problem | Followers, d: int, dtype, coupled: bool, margin: Any = 1.0
+):
     """All rows on `(x, y)`: `A, b, A_eq, b_eq`."""
     n = ravel_pytree(problem.y0)[0].size if coupled else 0
     less, equal = [], []
     if coupled:
-        constraints, k = problem.constraints, problem.constraints.num_inequalities
-        A = constraints.matrix(n, dtype)
-        B = constraints.coupling_matrix(d, dtype)
+        A, B, rhs, k = _lower_rows(problem, d, dtype)
         both = jnp.concatenate([jnp.zeros((A.shape[0], d)) if B is None else B, A], 1)
         # A little inside, or rounding would leave the lower level empty after all.
-        rhs = constraints.rhs(jnp.zeros(d, dtype))
         scale = jnp.abs(rhs) + jnp.linalg.norm(both, axis=1)
         shift = jnp.where(jnp.isfinite(rhs), 2 * tolerances(dtype).accept * scale, 0)
         rhs = rhs.at[:k].add(-margin * shift[:k])

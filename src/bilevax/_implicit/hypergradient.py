@@ -13,6 +13,7 @@ from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite, strong
 from .._lower.choose import USUAL_SOLVER, check_choice, check_warm, checked_solver
 from .._lower.dense import FlatLower, Unravel
 from .._problem.checks import check_functions, checked_point
+from .._problem.followers import Followers
 from .._problem.problem import AbstractLocalLower, Problem, bare
 from .._programs.arrays import ravel, xp
 from .._programs.control import (
@@ -28,16 +29,14 @@ from .._programs.control import (
     usual_path,
     usual_path_in_use,
 )
-from .._programs.modules import Plain, made, remembered, with_fields
-from .._programs.quick import in_program, is_plain, quick_jit
+from .._programs.modules import made, remembered, with_fields
+from .._programs.quick import in_program, is_plain, once_jit, quick_jit
 from .._programs.room import make_room
 from .._programs.threads import few_threads
 from .._status import (
     Status,
     as_status,
     code_of,
-    have_values,
-    message,
     raise_on_failure,
 )
 from .adjoint import (
@@ -47,50 +46,13 @@ from .adjoint import (
     KKTSystem,
     default_adjoint,
 )
-from .quality import Quality, quality_of
-
-
-class Evaluation(Plain):
-    """`F` at one `x`.
-
-    - `value`, `grad`: NaN where the lower level has no answer.
-    - `aux`: the auxiliary output of `upper`.
-    - `lower`: the lower-level solution; pass it as `warm` to the next call.
-    - `status`: one per batch member. At a kink the value is right and the gradient is
-      that of one side.
-    - `quality`: condition and bias, on demand.
-    """
-
-    value: Float[Array, ""]
-    aux: Any
-    grad: PyTree[Array]
-    lower: LowerSolution
-    status: Any
-    quality: Quality | None
-
-    @property
-    def margin(self) -> Float[Array, ""]:
-        """Distance to the nearest kink, in multiplier or slack of unit rows."""
-        return self.lower.margin
-
-    @property
-    def weakly_active(self) -> Bool[Array, " k"]:
-        """Rows that are tight with a multiplier of zero, to rounding."""
-        return self.lower.weak
-
-    @property
-    def success(self) -> Bool[Array, ""]:
-        """Whether `value` is right: at a kink, too, where `grad` is of one side."""
-        return have_values(self.status)
-
-    @property
-    def message(self) -> str:
-        """What is wrong or special here and what to do about it; else empty."""
-        return message(self.status)
+from .evaluation import Evaluation, FollowersEvaluation
+from .followers import mean_gradient, mean_quality, summary
+from .quality import quality_of
 
 
 def hypergradient(
-    problem: Problem,
+    problem: Problem | Followers,
     x: PyTree,
     *,
     solver: AbstractLowerSolver | None = None,
@@ -101,15 +63,16 @@ def hypergradient(
 ) -> Evaluation:
     """Value and gradient of `F(x) = f(x, y*(x))`: the closed form of `pro:diff`.
 
-    One lower-level solve and one adjoint solve, never a full Jacobian. `warm` takes the
+    One lower-level solve and one adjoint solve, never a full Jacobian; of Followers one
+    each, and a `FollowersEvaluation`. `warm` takes the
     `lower` of a nearby evaluation. `quality=True` adds the condition of the KKT system
     and a bound on the bias of the gradient, at the price of further solves. A failure
     raises a `BilevelError` with its cause and remedy, unless `throw=False` or the call
     is traced; then `status` tells. A kink is no failure, nor are dependent rows.
     """
-    if not isinstance(problem, Problem):
+    if not isinstance(problem, Problem | Followers):
         raise ValueError(
-            "`problem` must be a Problem; got "
+            "`problem` must be a Problem or Followers; got "
             f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
         )
     x = checked_point(problem, x)
@@ -122,18 +85,22 @@ def hypergradient(
     else:
         if warm is None and isinstance(solver, ActiveSet):
             warm = blank_solution(problem, kept=not in_program())
-        evaluation = _as_program(problem, x, solver, adjoint, warm, quality)
+        brief = isinstance(problem, Followers) and jax.default_backend() == "cpu"
+        program = _as_brief_program if brief else _as_program
+        evaluation = program(problem, x, solver, adjoint, warm, quality)
     if throw:
         raise_on_failure(evaluation, "The hypergradient")
     return evaluation
 
 
-def staged(problem: Problem, x, solver, adjoint, warm=None) -> bool:
+def staged(problem: Problem | Followers, x, solver, adjoint, warm=None) -> bool:
     """Whether an evaluation runs stage by stage: the usual kind, on plain arrays.
 
     Decided once per call. Attacks of training are programs, and so is everything on
     devices other than the CPU, where every look at a truth value would wait.
     """
+    if isinstance(problem, Followers):
+        return False
     if in_stages():
         return True
     usual = isinstance(solver, ActiveSet) and isinstance(adjoint, _STAGED)
@@ -159,10 +126,15 @@ def _in_stages(problem, x, solver, adjoint, warm, quality) -> Evaluation:
         return e if there else on_device(e)
 
 
-@quick_jit
-def _as_program(problem, x, solver, adjoint, warm, quality) -> Evaluation:
+def _program(problem, x, solver, adjoint, warm, quality) -> Evaluation:
     check_functions(problem, x)
     return strongly_typed(evaluate(problem, x, solver, adjoint, warm, quality))
+
+
+_as_program = quick_jit(_program)
+# A batch compiles for five to ten times as long where it is optimised, and runs a fifth
+# faster: batched factorisations are libraries' own.
+_as_brief_program = once_jit(_program)
 
 
 def evaluate(
@@ -207,6 +179,9 @@ _BY_DEFAULT = Packed((None,))
 
 
 def _with_quality(e: Evaluation, problem: Problem, x, adjoint) -> Evaluation:
+    if isinstance(problem, Followers):
+        found = mean_quality(problem, x, e.lower, adjoint, e.grad)
+        return with_fields(e, quality=found)
     problem, x, e = on_host((problem, x, e)) if in_stages() else (problem, x, e)
     problem = problem.localised(x)
     whole, lower = once(_whole, problem, USUAL_SOLVER), e.lower
@@ -223,14 +198,15 @@ def _usually(whole, adjoint, x, warm) -> Evaluation:
 
 
 def _evaluate(problem: Problem, x, solver, adjoint: Any, warm: Any) -> Evaluation:
+    if isinstance(problem, Followers):
+        return _evaluate_each(problem, x, solver, adjoint, warm)
     problem = problem.localised(x)
     whole = once(_whole, problem, solver)
     lower = solver(problem, x, warm)
     if adjoint is None:
         adjoint = default_adjoint(lower)
     found = implicit_gradient(problem, x, lower, adjoint, whole)
-    states = (lower.status._value, lower.shared_dependence, lower.weak)
-    code, value, grad = _judged(states, found)
+    code, value, grad = _judged(_states(lower), found)
     return made(
         Evaluation,
         value=value,
@@ -239,6 +215,23 @@ def _evaluate(problem: Problem, x, solver, adjoint: Any, warm: Any) -> Evaluatio
         lower=lower,
         status=as_status(code),
         quality=None,
+    )
+
+
+def _evaluate_each(problem: Followers, x, solver, adjoint, warm) -> Evaluation:
+    lower = solver(problem, x, warm)
+    found = mean_gradient(problem, x, lower, adjoint, solver)
+    codes = jax.vmap(_code_of)(_states(lower), found.sane, found.fine)
+    status, each = summary(found, lower, codes)
+    or_nan = lambda leaf: jnp.where(jnp.all(lower.success), leaf, jnp.nan)
+    return FollowersEvaluation(
+        value=or_nan(found.value),
+        aux=found.aux,
+        grad=jax.tree.map(or_nan, found.grad),
+        lower=lower,
+        status=status,
+        quality=None,
+        each=each,
     )
 
 
@@ -284,22 +277,32 @@ def _usual_path_of(whole, problem: Problem, x, cold: bool) -> UsualPath:
     return whole.form.met[key]
 
 
+def _states(lower: LowerSolution):
+    return lower.status._value, lower.shared_dependence, lower.weak
+
+
 def _judged(states, found: "Implicit"):
     """The status; NaN where the lower level has no answer."""
-    (code, shared, weak), value, grad = states, found.value, found.grad
+    value, grad = found.value, found.grad
     sane = all_finite((value, grad)) & found.inside
-    answered = code == code_of(Status.successful)
-    # What is not finite is no kink, and the first line that fails is the status.
+    answered = states[0] == code_of(Status.successful)
+    code = _code_of(states, sane, found.fine)
+    or_nan = lambda leaf: xp.where(answered, leaf, xp.nan)
+    return code, or_nan(value), jax.tree.map(or_nan, grad)
+
+
+def _code_of(states, sane, fine):
+    """What is not finite is no kink, and the first line that fails is the status."""
+    code, shared, weak = states
     for holds, kind in (
         (sane, Status.non_finite),
         (shared, Status.dependent_rows),
         (~xp.any(weak), Status.kink),
-        (found.fine, Status.adjoint_limit),
+        (fine, Status.adjoint_limit),
     ):
         so_far = code == code_of(Status.successful)
         code = xp.where(so_far & ~holds, code_of(kind), code)
-    or_nan = lambda leaf: xp.where(answered, leaf, xp.nan)
-    return code, or_nan(value), jax.tree.map(or_nan, grad)
+    return code
 
 
 class Implicit(NamedTuple):
@@ -328,6 +331,11 @@ def implicit_gradient(
     and subtract from `grad_x f` the `x`-gradient of `<grad_y g, v> + <w, B x>`.
     `whole` is the problem, ready for stages.
     """
+    if isinstance(problem, Followers):
+        solver = checked_solver(problem, None, False)
+        mean = mean_gradient(problem, x, lower, adjoint, solver)
+        fine, sane = jnp.all(mean.fine), jnp.all(mean.sane)
+        return Implicit(mean.value, mean.aux, mean.grad, fine, sane)
     whole = _whole(problem, USUAL_SOLVER) if whole is None else whole
     if isinstance(adjoint, Danskin):
         value = problem.upper_value

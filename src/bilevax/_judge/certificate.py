@@ -7,10 +7,9 @@ at `x` is added to the hull.
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -26,11 +25,12 @@ from .._lower.choose import checked_solver
 from .._lower.dense import Unravel
 from .._methods.polish import polish
 from .._problem.checks import checked_point
+from .._problem.followers import Followers
 from .._problem.perturbation import AbstractPerturbation
 from .._problem.problem import Problem, tilted
 from .._programs.arrays import ravel, xp
 from .._programs.control import often, on_host, stage_by_stage
-from .._programs.modules import Plain
+from .._programs.modules import Plain, with_fields
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
 from .._status import status_name
@@ -77,7 +77,7 @@ class Certificate:
 
 
 def certify(
-    problem: Problem,
+    problem: Problem | Followers,
     x: PyTree,
     radius: float | None = None,
     *,
@@ -156,15 +156,15 @@ def _checked_radius(radius, delta_bar) -> float:
     return float(radius)
 
 
-def moreau(problem: Problem, x: PyTree, smoothing: float) -> float:
+def moreau(problem: Problem | Followers, x: PyTree, smoothing: float) -> float:
     """The size of the gradient of the Moreau envelope of `F`, the measure of [S]SIGD.
 
     `|x - z| / smoothing` with `z` the minimiser of `F(z) + |z - x|^2 / (2 smoothing)`.
     """
     x = checked_point(problem, x)
-    near = eqx.tree_at(
-        lambda p: p.upper, problem, _Proximal(problem.upper, x, smoothing)
-    )
+    near = with_fields(problem, upper=_Proximal(problem.upper, x, smoothing))
+    if isinstance(problem, Followers):
+        near = with_fields(problem, upper=_ProximalOfAll(problem, x, smoothing))
     e = hypergradient(near, x, throw=False)
     length = smoothing * jnp.linalg.norm(ravel_pytree(e.grad)[0])
     found = polish(near, x, e.lower, length)
@@ -173,18 +173,27 @@ def moreau(problem: Problem, x: PyTree, smoothing: float) -> float:
 
 
 class _Proximal(Plain):
-    upper: Callable
+    upper: Any
     centre: PyTree
     smoothing: float
 
     def __call__(self, x, y):
         out = self.upper(x, y)
-        value = out[0] if isinstance(out, tuple) else out
+        return self.beside(x, out[0] if isinstance(out, tuple) else out)
+
+    def beside(self, x, value):
         gap = ravel_pytree(x)[0] - ravel_pytree(self.centre)[0]
         return value + jnp.sum(gap**2) / (2 * self.smoothing)
 
 
-def _ball(problem: Problem, x, radius, count, key) -> np.ndarray:
+class _ProximalOfAll(_Proximal):
+    """The same for Followers, which are in the place of their `upper`."""
+
+    def __call__(self, x, ys, data):
+        return self.beside(x, self.upper.upper_value(x, ys)[0])
+
+
+def _ball(problem: Problem | Followers, x, radius, count, key) -> np.ndarray:
     """Uniform points of the ball, moved into the domain (which brings them closer)."""
     flat, unravel = ravel_pytree(x)
     numbers = np.random.default_rng(np.asarray(jr.key_data(key)))
@@ -203,7 +212,7 @@ def _ball(problem: Problem, x, radius, count, key) -> np.ndarray:
     return np.asarray(jax.jit(inside)(points))
 
 
-def _gradients(problem: Problem, x, points, law, key, num_tilts, quality=False):
+def _gradients(problem: Any, x, points, law, key, num_tilts, quality=False):
     """Gradients (point, tilt, entry), which points count, and estimates of the errors.
 
     The last with `quality` only.
@@ -224,7 +233,7 @@ def _gradients(problem: Problem, x, points, law, key, num_tilts, quality=False):
     return gradients, counts, np.where(fine, errors, 0)
 
 
-def _one_by_one(problem: Problem, x, points, law, key, jobs, quality):
+def _one_by_one(problem: Any, x, points, law, key, jobs, quality):
     """Stage by stage, with what was compiled for the first one."""
     keys = None if law is None else _keys(key, np.arange(len(jobs)))
     unravel, none = Unravel.like(x), jax.tree.map(np.zeros_like, problem.y0)
@@ -245,7 +254,7 @@ def _one_by_one(problem: Problem, x, points, law, key, jobs, quality):
             yield job, (grad, solved and np.isfinite(grad).all(), _bias(e))
 
 
-def _in_batches(problem: Problem, x, points, law, key, jobs, quality):
+def _in_batches(problem: Any, x, points, law, key, jobs, quality):
     """Programs for many gradients at once."""
     unravel = ravel_pytree(x)[1]
     warm = hypergradient(problem, x, throw=False).lower
@@ -277,16 +286,20 @@ def _one(problem, point, key, law, warm, unravel, quality):
         here = problem.perturbed(law.sample(problem.y0, key=key))
     e = hypergradient(here, unravel(point), warm=warm, quality=quality, throw=False)
     grad = ravel_pytree(e.grad)[0]
-    return grad, e.lower.success & jnp.all(jnp.isfinite(grad)), _bias(e)
+    usable = jnp.all(e.lower.success) & jnp.all(jnp.isfinite(grad))
+    return grad, usable, _bias(e)
 
 
 @quick_jit
 def _batch(problem, points, keys, law, warm, unravel, quality):
     one = lambda point, key: _one(problem, point, key, law, warm, unravel, quality)
+    if isinstance(problem, Followers):
+        # They are a batch themselves.
+        return jax.lax.map(lambda both: one(*both), (points, keys))
     return jax.vmap(one)(points, keys)
 
 
-def _normal_cone(problem: Problem, x: np.ndarray) -> np.ndarray:
+def _normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
     """Generators of the normal cone of the domain at `x`, as rows."""
     domain = problem.domain
     if domain is None:

@@ -1,6 +1,6 @@
 """Which assumptions of the theory hold at a point, in numbers and in words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -11,12 +11,15 @@ from jaxtyping import PyTree
 from .._implicit.hypergradient import Evaluation, hypergradient
 from .._lower.dense import flatten
 from .._problem.checks import checked_point
+from .._problem.followers import Followers
 from .._problem.problem import Problem
 from .._status import has_value
 from .._tolerances import tolerances
 
 # Linear programs for compactness: two per variable.
 _COMPACT_LIMIT = 100
+# Of many followers, how many are looked at.
+_LOOKED_AT = 8
 
 
 @dataclass(frozen=True)
@@ -50,24 +53,60 @@ class Explanation:
         )
 
 
-def explain(problem: Problem, x: PyTree) -> Explanation:
-    """Check the assumptions of `pro:diff` and of the convergence theorems at `x`."""
+def explain(problem: Problem | Followers, x: PyTree) -> Explanation:
+    """Check the assumptions of `pro:diff` and of the convergence theorems at `x`.
+
+    Of many followers those are looked at that have no answer or are nearest to a kink,
+    and each assumption is reported for the one of them that is worst off.
+    """
     x = checked_point(problem, x)
     e = hypergradient(problem, x, throw=False)
+    if isinstance(problem, Followers):
+        return _of_the_worst(problem, x, e)
+    return Explanation(_findings(problem, x, e), e)
+
+
+def _of_the_worst(problem: Followers, x, e: Evaluation) -> Explanation:
+    """The findings of some followers, the worst of each kind."""
+    margins = np.nan_to_num(np.asarray(e.lower.margin), nan=-np.inf)
+    looked_at = np.argsort(margins, kind="stable")[:_LOOKED_AT]
+    found = []
+    for i in looked_at.tolist():
+        one = problem[i]
+        alone = hypergradient(one, x, throw=False)
+        found.append([(f, i) for f in _findings(one, x, alone)])
+    share = f"follower {{}} of {len(problem)}, the worst of {len(found)} looked at"
+    worst = []
+    for kind in zip(*found, strict=True):
+        finding, i = min(kind, key=lambda pair: _RANK[pair[0].holds])
+        text = f"{share.format(i)}: {finding.text}"
+        worst.append(replace(finding, text=text))
+    defined = replace(worst[0], number=float(e.value))
+    if has_value(e.status):
+        defined = replace(defined, text=f"F(x) = {float(e.value):.6g}")
+    else:
+        defined = replace(defined, holds=False, text=e.message)
+    return Explanation((defined, *worst[1:]), e)
+
+
+# What fails comes before what is not known.
+_RANK = {False: 0, None: 1, True: 2}
+
+
+def _findings(problem: Problem, x, e: Evaluation) -> tuple[Finding, ...]:
     constraints = problem.constraints
     n = ravel_pytree(problem.y0)[0].size
     A = np.asarray(constraints.matrix(n, jnp.result_type(float)))
     rhs = np.asarray(constraints.rhs(x), float)
     k = constraints.num_inequalities
-    findings = [
+    return (
         _defined(e),
         _convexity(problem, x, e, A),
         _slater(A, rhs, k),
         _independence(A, e),
         _complementarity(e),
         _compactness(A, rhs, k),
-    ]
-    return Explanation(tuple(findings), e)
+    )
 
 
 def _defined(e: Evaluation) -> Finding:

@@ -6,9 +6,11 @@ import jax
 
 from .._constraints import Box, Simplex
 from .._problem.checks import check_like
+from .._problem.followers import Followers
 from .._problem.problem import Problem
 from .active_set import ActiveSet
 from .base import AbstractLowerSolver, LowerSolution
+from .followers import EachFollower
 from .projected import ProjectedGradient
 
 USUAL_SOLVER = ActiveSet()
@@ -24,12 +26,16 @@ def default_solver(problem: Problem) -> AbstractLowerSolver:
 
 
 def checked_solver(
-    problem: Problem, solver: Any, dense_adjoint: bool
+    problem: Problem | Followers, solver: Any, dense_adjoint: bool
 ) -> AbstractLowerSolver:
     """`solver`, or the default for None, or a `ValueError`.
 
     `dense_adjoint`: whether the adjoint needs the factor of the solver.
     """
+    if isinstance(problem, Followers):
+        if isinstance(solver, EachFollower):
+            return solver
+        return EachFollower(checked_solver(problem.one, solver, dense_adjoint))
     solver = problem.solver if solver is None else solver
     check_choice(solver, AbstractLowerSolver, "solver", "ActiveSet")
     chosen = default_solver(problem) if solver is None else solver
@@ -54,7 +60,7 @@ def check_choice(value: Any, kind: type, name: str, example: str) -> None:
     raise ValueError(f"`{name}` must be an object like `{example}()`; got {got}.")
 
 
-def check_warm(problem: Problem, warm: Any) -> None:
+def check_warm(problem: Problem | Followers, warm: Any) -> None:
     """Raise a `ValueError` if `warm` cannot start a solve of `problem`."""
     if warm is None:
         return
@@ -64,8 +70,9 @@ def check_warm(problem: Problem, warm: Any) -> None:
             f"{type(warm).__name__}. Pass `warm=evaluation.lower`."
         )
     check_like(warm.y, problem.y0, "warm.y", "problem.y0")
-    rows = problem.constraints.num_rows
-    if warm.multipliers.shape != (rows,):
+    many = isinstance(problem, Followers)
+    rows = (problem.one if many else problem).constraints.num_rows
+    if warm.multipliers.shape[many:] != (rows,):
         raise ValueError(
             "`warm` must come from a problem with the same number of rows; expected "
             f"multipliers of shape {(rows,)}, got {warm.multipliers.shape}. Leave "

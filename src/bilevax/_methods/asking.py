@@ -64,6 +64,10 @@ class AbstractAskingMethod(AbstractMethod):
         return None
 
     @property
+    def takes_followers(self):
+        return True
+
+    @property
     def takes_stages(self) -> bool:
         """Whether short runs may take its steps one by one."""
         return True
@@ -79,8 +83,8 @@ class AbstractAskingMethod(AbstractMethod):
         """The state after a step, and its record; `now` was drawn from `problem`."""
         there = now
         if query.tilt is not None:
-            tilt = tilted if in_stages() else Problem.perturbed
-            there = tilt(now, query.tilt)
+            q = query.tilt
+            there = tilted(now, q) if in_stages() else now.perturbed(q)
         gradient = self.gradient_of(now, state)
         oracle = gradient_at(there, query.at, query.ahead, state.lower, gradient)
         new, entries = self.tell(now, state, query, oracle)

@@ -8,10 +8,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from .._implicit.hypergradient import Evaluation
-from .._lower.base import LowerSolution
+from .._lower.base import Iterations, LowerSolution
+from .._problem.followers import Followers
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import StochasticProblem
 from .._programs.arrays import xp
@@ -148,9 +150,25 @@ class AbstractMethod(Plain):
         """How many steps before a random one the returned iterate lies."""
         return 0
 
+    @property
+    def takes_followers(self) -> bool:
+        """Whether it needs no more of a problem than `F`, gradients and answers."""
+        return False
+
     def refusal(self, problem: AbstractProblem) -> str | None:
         """Why this method cannot run on `problem`, in one sentence; None if it can."""
         return None
+
+
+def refused(method: AbstractMethod, problem: AbstractProblem) -> str | None:
+    """Why `method` cannot run on `problem`, in one sentence; None if it can."""
+    many = isinstance(getattr(problem, "population", problem), Followers)
+    if many and not method.takes_followers:
+        return (
+            f"{type(method).__name__} works on the rows of one lower level and cannot "
+            "run on Followers; methods that take gradients of F, such as DSBLO, can."
+        )
+    return method.refusal(problem)
 
 
 def number(default):
@@ -206,7 +224,10 @@ def report(
     `others` replaces entries, for methods that work in another way.
     """
     norm = tree_norm(e.grad)
-    work = e.lower.iterations
+    work, solves = e.lower.iterations, 1
+    if np.ndim(e.lower.margin):
+        # Of many followers all work counts.
+        work, solves = Iterations(*map(xp.sum, work)), np.size(e.lower.margin)
     entries: dict[str, Any] = dict(
         value=e.value,
         gradient_norm=norm,
@@ -216,13 +237,13 @@ def report(
         active_changes=xp.sum(e.lower.active != before.active),
         recovered=recovered,
         status=e.status._value,
-        lower_solves=1 + recovered,
+        lower_solves=solves * (1 + recovered),
         lower_passes=work.passes,
         factorisations=work.factorisations,
         safeguard=work.safeguard,
         upper_gradients=1,
-        hessian_products=1,
-        linear_solves=1,
+        hessian_products=solves,
+        linear_solves=solves,
         penalty_solves=0,
         samples=int(isinstance(problem, StochasticProblem)),
         aux=e.aux,

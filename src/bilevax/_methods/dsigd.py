@@ -10,6 +10,7 @@ from .._lower.base import LowerSolution
 from .._problem.perturbation import AbstractPerturbation
 from .._programs.control import loop
 from .._programs.modules import Plain
+from .._status import gravest
 from .base import AbstractMethod, Number, Scales, draws, number, report, tree_step
 from .search import (
     evaluation,
@@ -80,6 +81,10 @@ class DSIGD(AbstractMethod):
     shrink: Number = number(0.5)
     max_trials: Number = number(35)
 
+    @property
+    def takes_followers(self):
+        return True
+
     def refusal(self, problem):
         return needs_values("DSIGD", problem)
 
@@ -121,7 +126,7 @@ class DSIGD(AbstractMethod):
             return new, length, trials, work, point.status, over
 
         # A run that has stalled repeats how its last solve ended.
-        carry = (state, first, 0, no_work(), state.lower.status, state.stalled)
+        carry = (state, first, 0, no_work(), gravest(state.lower.status), state.stalled)
         new, _, _, work, status, _ = loop(
             lambda c: ~c[-1],
             attempt,

@@ -109,6 +109,10 @@ class INGD(AbstractMethod):
     def __check_init__(self):
         check_pair(self)
 
+    @property
+    def takes_followers(self):
+        return True
+
     def refusal(self, problem):
         return needs_values("INGD", problem)
 

@@ -75,6 +75,10 @@ class PerturbedINGD(AbstractMethod):
                 f"`variant` must be 'davis' or 'tian'; got {self.variant!r}."
             )
 
+    @property
+    def takes_followers(self):
+        return True
+
     def refusal(self, problem):
         return needs_values("PerturbedINGD", problem)
 

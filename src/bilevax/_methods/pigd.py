@@ -135,6 +135,10 @@ class PIGD(AbstractAskingMethod):
         given = self.optimiser is not None or self.step_size is not None
         return not (given and self.radius is not None and self.oracle == "implicit")
 
+    @property
+    def takes_followers(self):
+        return self.oracle == "implicit"
+
     def refusal(self, problem):
         if self.oracle != "equality":
             return None

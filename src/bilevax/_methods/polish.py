@@ -268,7 +268,7 @@ def _searched(s: _Search, new: _Point, length) -> _Search:
         * xp.minimum(1, _farthest(length, base) / xp.where(size > 0, size, 1)),
     )
     next_search = take | given_up
-    no_point = code_of(new.lower.status) == code_of(Status.infeasible)
+    no_point = xp.any(code_of(new.lower.status) == code_of(Status.infeasible))
     return _Search(
         base=base,
         trial=new,

@@ -8,14 +8,14 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .._implicit.adjoint import default_adjoint
 from .._implicit.feasible import moves, onto_allowed
 from .._implicit.hypergradient import Evaluation, implicit_gradient
-from .._lower.base import LowerSolution, all_finite
+from .._lower.base import Iterations, LowerSolution, all_finite
 from .._lower.choose import checked_solver
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import StochasticProblem
 from .._programs.arrays import xp
 from .._programs.control import loop, run_if
 from .._programs.modules import Plain
-from .._status import Status, first_failure
+from .._status import Status, first_failure, gravest
 
 
 class Work(Plain):
@@ -48,15 +48,19 @@ class Point(Plain):
     @property
     def status(self):
         """As a hypergradient would report it."""
-        lower = self.lower
-        shared = lower.shared_dependence
-        sane = jnp.isfinite(self.value)
-        return first_failure(
-            lower.status,
-            Status.where(sane, Status.successful, Status.non_finite),
-            Status.where(shared, Status.successful, Status.dependent_rows),
-            Status.where(jnp.any(lower.weak), Status.kink, Status.successful),
-        )
+        lower, sane = self.lower, jnp.isfinite(self.value)
+
+        def one(status, shared, weak):
+            return first_failure(
+                status,
+                Status.where(sane, Status.successful, Status.non_finite),
+                Status.where(shared, Status.successful, Status.dependent_rows),
+                Status.where(jnp.any(weak), Status.kink, Status.successful),
+            )
+
+        parts = lower.status, lower.shared_dependence, lower.weak
+        many = jnp.ndim(lower.margin) > 0
+        return gravest(jax.vmap(one)(*parts)) if many else one(*parts)
 
 
 def no_work() -> Work:
@@ -76,16 +80,16 @@ def value_at(problem: Problem, x: PyTree[Array], warm: LowerSolution) -> Point:
         if moves(problem):
             x = run_if(tries > 0, lambda x: onto_allowed(problem, x), x)
         lower = solver(problem.localised(x), x, lower)
-        spent = lower.iterations
+        spent = Iterations(*map(jnp.sum, lower.iterations))
         work = Work(
-            lower_solves=work.lower_solves + 1,
+            lower_solves=work.lower_solves + lower.kkt_residual.size,
             lower_passes=work.lower_passes + spent.passes,
             factorisations=work.factorisations + spent.factorisations,
             safeguard=work.safeguard + spent.safeguard,
             gradients=work.gradients,
             recovered=jnp.asarray(tries, int),
         )
-        empty = lower.status == Status.infeasible
+        empty = jnp.any(lower.status == Status.infeasible)
         return lower, x, work, tries + 1, empty & (tries < 1)
 
     carry = (warm, x, no_work(), jnp.asarray(0), jnp.asarray(True))
@@ -95,7 +99,8 @@ def value_at(problem: Problem, x: PyTree[Array], warm: LowerSolution) -> Point:
         carry = attempt(carry)
     lower, x, work = carry[:3]
     value = problem.upper_value(x, lower.y)[0]
-    return Point(x, jnp.where(lower.success, value, jnp.nan), lower, work)
+    value = jnp.where(jnp.all(lower.success), value, jnp.nan)
+    return Point(x, value, lower, work)
 
 
 def gradient_if(

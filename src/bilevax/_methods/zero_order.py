@@ -12,7 +12,7 @@ from .._lower.base import LowerSolution
 from .._problem.problem import Problem
 from .._programs.control import run_if
 from .._programs.modules import Plain
-from .._status import Status, first_failure
+from .._status import Status, first_failure, gravest
 from .base import (
     AbstractMethod,
     Number,
@@ -83,6 +83,10 @@ class ZeroOrder(AbstractMethod):
     def __check_init__(self):
         check_clip(self, True)
 
+    @property
+    def takes_followers(self):
+        return True
+
     def init(self, problem, x, lower, scales, *, key):
         return ZeroOrderState(x, lower, scales, standing_still(x))
 
@@ -137,7 +141,7 @@ def difference(
     def side(warm, sign):
         point = onto_domain(problem, unravel(flat + sign * radius * w))
         point = value_at(problem, point, warm)
-        return point.lower, (point.value, point.lower.status, point.work)
+        return point.lower, (point.value, gravest(point.lower.status), point.work)
 
     # One site of the solver in the program; the second solve starts from the first.
     signs = jnp.asarray([1.0, -1.0], flat.dtype)

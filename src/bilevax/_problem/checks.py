@@ -16,7 +16,7 @@ def checked_point(problem: Any, x: PyTree) -> PyTree[Array]:
     x = tree_as_float(x, "x")
     if not jax.tree.leaves(x):
         raise ValueError("`x` must hold at least one array; got an empty tree.")
-    problem.constraints.check_x(x)
+    problem.check_x(x)
     if problem.domain is not None:
         if isinstance(problem.domain, Polyhedron):
             inside = problem.domain.start()

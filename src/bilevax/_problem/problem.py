@@ -36,6 +36,11 @@ class AbstractProblem(Plain):
         data in epochs; without it rows are drawn with replacement.
         """
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether draws differ."""
+        return False
+
     @abc.abstractmethod
     def assuming_feasible(self) -> "AbstractProblem":
         """The same problem with the promise `always_feasible`."""
@@ -126,6 +131,18 @@ class Problem(AbstractProblem):
             adjoint=self.adjoint,
             members=self.members,
         )
+
+    @property
+    def rows_move(self) -> bool:
+        """Whether the constraints move with `x`, so that no `y` may satisfy them."""
+        constraints = self.constraints
+        return isinstance(constraints, Polyhedron) and (
+            constraints.B is not None or constraints.B_eq is not None
+        )
+
+    def check_x(self, x: PyTree[Array]) -> None:
+        """Raise a `ValueError` if `x` does not fit the constraints."""
+        self.constraints.check_x(x)
 
     def localised(self, x: PyTree[Array]) -> "Problem":
         """The same problem with a lower level that was built around `x`."""

@@ -85,6 +85,10 @@ class StochasticProblem(AbstractProblem):
         problem = self.instance(batch)
         return problem.assuming_feasible() if self.always_feasible else problem
 
+    @property
+    def is_sampled(self):
+        return True
+
     def assuming_feasible(self):
         return dataclasses.replace(self, always_feasible=True)
 
