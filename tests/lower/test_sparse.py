@@ -163,6 +163,18 @@ def test_sparse_rows_serve_programs_too():
     assert np.allclose(through(x), plain(x), atol=1e-8)
 
 
+def test_its_solutions_are_warm_starts_of_the_dense_solver_and_back():
+    d = random_program(4)
+    x, sparse, dense = d["x"], bx.SparseActiveSet(), bx.ActiveSet()
+    problem = quadratic(d)
+    e = bx.hypergradient(problem, x, solver=sparse)
+    again = jax.jit(
+        lambda x, warm: bx.hypergradient(problem, x, solver=dense, warm=warm)
+    )(jnp.asarray(x), e.lower)
+    assert_same(again, e)
+    assert_same(bx.hypergradient(problem, x, solver=sparse, warm=again.lower), e)
+
+
 def test_equality_rows_that_say_the_same_change_nothing():
     d = random_program(7)
     again = dict(d)

@@ -25,20 +25,32 @@ _SHIFT = 1e-9
 # Diagonals are units down to this share of the largest one.
 _FAINT = 1e-10
 _REFINEMENTS = 8
+# What refinement may leave before another factor is made.
+_LOST = 1e-6
 # Sizes up to which two orderings are tried.
-_TRY_BOTH = 20_000
+_TRY_BOTH, _ALIKE = 20_000, 100
 # A direction is open where the matrix shrinks it below this share of itself.
 _OPEN = 1e-3 * _SHIFT
 
 
-def factored(K) -> Any:
-    """The LU factor of a quasi-definite matrix, pivots on the diagonal."""
+def factored(K, safe: bool = False) -> Any:
+    """The LU factor of a quasi-definite matrix, pivots on the diagonal.
+
+    With `safe` rows are exchanged, which takes longer. Where there is none a
+    `RuntimeError` says so, as that of SuperLU does.
+    """
+    if not np.all(np.isfinite(K.data)):
+        raise RuntimeError("The matrix is not finite.")
     # Takes a while, and few need it.
     from scipy.sparse.linalg import splu
 
     K = K.tocsc()
+    if safe:
+        return splu(K)
     orders = ["MMD_AT_PLUS_A"] + ["COLAMD"] * (K.shape[0] <= _TRY_BOTH)
-    known = _orders.get(K.shape[0])
+    # Matrices of about the same size are those of one problem.
+    alike = K.shape[0] // _ALIKE
+    known = _orders.get(alike)
     found = None
     for order in orders if known is None else [known]:
         new = splu(
@@ -49,7 +61,7 @@ def factored(K) -> Any:
             found = new
             if len(_orders) > 1000:
                 _orders.clear()
-            _orders[K.shape[0]] = order
+            _orders[alike] = order
     return found
 
 
@@ -98,7 +110,9 @@ class SparseFactor:
         if self.K.shape[0]:
             shift = np.full(self.K.shape[0], _SHIFT)
             shift[len(self.free) :] = -_SHIFT
-            self.lu = factored(self.K + sp.diags_array(shift))
+            self.shifted = self.K + sp.diags_array(shift)
+            self.lu = factored(self.shifted)
+        self.safe = False
 
     @classmethod
     def none(cls) -> "SparseFactor":
@@ -130,8 +144,18 @@ class SparseFactor:
     def inner(self, top, bottom):
         """`d` on `F` and `mu` on `R`, with what refinement leaves."""
         rhs = np.concatenate([top, bottom]) * self.units
+        n = len(self.free)
         if self.lu is None:
             return rhs, rhs, 0.0
+        z, wrong = self._refined(rhs)
+        if not (wrong <= _LOST or self.safe):
+            # Pivots on the diagonal alone may lose all digits.
+            self.lu, self.safe = factored(self.shifted, safe=True), True
+            z, wrong = self._refined(rhs)
+        z = z * self.units
+        return z[:n], z[n:], wrong
+
+    def _refined(self, rhs):
         size = np.abs(rhs).max(initial=0)
         z = self.lu.solve(rhs)
         left = rhs - self.K @ z
@@ -148,9 +172,7 @@ class SparseFactor:
             z, left, wrong = better, rest, now
             if far:
                 break
-        z = z * self.units
-        n = len(self.free)
-        return z[:n], z[n:], wrong / (size if size > 0 else 1)
+        return z, wrong / (size if size > 0 else 1)
 
     def solve(self, top, bottom):
         """`d, mu` with `H d + A_S^T mu = top` and `A_S d = bottom_S`; and the error.

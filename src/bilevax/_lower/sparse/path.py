@@ -21,7 +21,7 @@ _FAINT = 1e-12
 _TO_BORDER = 0.995
 _HALVINGS = 27
 # Steps without a residual that is halved.
-_PATIENCE = 15
+_PATIENCE = 30
 
 
 class Path(NamedTuple):
@@ -50,11 +50,20 @@ class _Point(NamedTuple):
 
 
 def interior_path(
-    gradient: Callable, hessian: SparseHessian, rows: SparseRows, y, max_steps: int
+    gradient: Callable,
+    hessian: SparseHessian,
+    rows: SparseRows,
+    y,
+    max_steps: int,
+    accept: float,
 ) -> Path:
-    """From `y`, moved inside the bounds; `gradient` is that of `g`."""
+    """From `y`, moved inside the bounds; `gradient` is that of `g`.
+
+    It ends where no more than `accept` is left of the forces, lengths and products of
+    slacks and multipliers, in units of the program.
+    """
     program = _Program(gradient, rows)
-    p = program.start(inside(rows, y))
+    p = program.start(y)
     first_force = np.linalg.norm(p.pull)
     least, waited, step = np.inf, 0, 0
     for step in range(1, max_steps + 1):
@@ -65,7 +74,7 @@ def interior_path(
             return Path(p.y, p.slack, p.mu, step, True)
         p = new
         wrong = program.wrong(p, first_force)
-        if wrong <= tolerances(np.float64).accept:
+        if wrong <= accept:
             break
         least, waited = (wrong, 0) if wrong < 0.5 * least else (least, waited + 1)
         if waited >= _PATIENCE:
@@ -89,6 +98,20 @@ class _Program:
         self.reach = float(np.where(rows.usable, rows.scale, 0).max(initial=0))
 
     def start(self, y) -> _Point:
+        """Inside the bounds, and near the equations unless `g` has no value there.
+
+        Where `g` bends has to do with how large `y` must be.
+        """
+        y = inside(self.rows, y)
+        E = self.A[np.flatnonzero(self.equal)]
+        if E.shape[0]:
+            eye = sp.eye_array(len(y), format="csr")
+            solve = _solver(sp.block_array([[eye, E.T], [E, None]]).tocsr(), len(y))
+            gap = (self.rows.rhs - self.A @ y)[self.equal]
+            if solve is not None:
+                change = solve(np.concatenate([0 * y, gap]))[: len(y)]
+                near = inside(self.rows, y + change, np.abs(change).mean())
+                y = near if np.all(np.isfinite(self.gradient(near))) else y
         room, pull = self.rows.rhs - self.A @ y, self.gradient(y)
         typical = 1 + np.abs(np.where(self.bounded, room, 0)).max(initial=0)
         slack = np.where(self.bounded, np.maximum(room, 0.1 * typical), 1.0)
@@ -114,7 +137,8 @@ class _Program:
         parts = (
             np.linalg.norm(p.dual) / force,
             np.linalg.norm(p.primal) / length,
-            gap / (force * length),
+            # A product of one row beside the sizes of one force and one length.
+            gap * len(p.y) / (force * length),
         )
         return float(max(parts))
 
@@ -189,8 +213,8 @@ class _Newton:
         return None
 
 
-def inside(rows: SparseRows, y) -> np.ndarray:
-    """`y` moved away from its bounds."""
+def inside(rows: SparseRows, y, far: float = 0.0) -> np.ndarray:
+    """`y` moved away from its bounds, as `far` as there is room."""
     fixed = rows.fixed
     bound = np.flatnonzero(rows.bounded & (fixed.column >= 0))
     low, high = np.full(len(y), -np.inf), np.full(len(y), np.inf)
@@ -199,7 +223,7 @@ def inside(rows: SparseRows, y) -> np.ndarray:
     np.minimum.at(high, column[up], value[up])
     np.maximum.at(low, column[~up], value[~up])
     known = rows.scale[rows.usable & (rows.scale > 0)]
-    away = 0.1 * np.median(known) if known.size else 0.1
+    away = max(far, 0.1 * np.median(known) if known.size else 0.1)
     away = np.minimum(away, 0.1 * np.where(low < high, high - low, 0))
     moved = np.clip(y, low + away, high - away)
     pinned = np.flatnonzero(rows.pinned)

@@ -26,6 +26,8 @@ from .split import Noise, Split, has_no_point, split
 
 # Passes that may leave as many wrong rows before rows are exchanged one by one.
 _TRIES = 4
+# Where the path ends the second time.
+_FAR_DOWN = 1e-13
 # The slack, relative to `y`, of a row that holds a `y` which has no end.
 _NEAR = 1e-6
 
@@ -109,16 +111,24 @@ class _Solve:
         if not np.all(np.isfinite(gradient)):
             return self.failed(Status.non_finite)
         rows = self.rows
-        path = interior_path(
-            self.gradient, self.hessian, rows, self.y0, self.solver.max_steps
-        )
-        self.steps = path.steps
-        if not path.broken or np.all(np.isfinite(path.y)):
+        # Rows that are hard to tell apart are told farther down the path.
+        for accept in (tolerances(np.float64).accept, _FAR_DOWN):
+            path = interior_path(
+                self.gradient,
+                self.hessian,
+                rows,
+                self.y0,
+                self.solver.max_steps,
+                accept,
+            )
+            self.steps += path.steps
             active = rows.held | (rows.bounded & (path.multipliers > path.slack))
             mu = np.where(active, path.multipliers, 0)
             found = self.exchanged(path.y, mu, active, None)
             if found is not None:
                 return found
+            if path.broken:
+                break
         if has_no_point(rows, self.n):
             return self.failed(Status.infeasible)
         if not np.all(np.isfinite(self.gradient(path.y))):

@@ -17,6 +17,8 @@ from .rows import SparseRows
 
 # What a linear program leaves of a quantity that is zero, relative to its data.
 _LINEAR = 1e-7
+# The share of the forces that a multiplier needs not exceed to be one.
+_ENOUGH = 1e-3
 
 
 class Split(NamedTuple):
@@ -96,37 +98,57 @@ def _is_shared(factor: SparseFactor, coupled: Callable) -> bool:
 
 
 def _largest_smallest(rows: SparseRows, every: SparseFactor, gradient, bound):
-    """The multipliers whose smallest entry is largest, and what of them is noise."""
-    from scipy.optimize import linprog
+    """The multipliers whose smallest entry is largest, and what of them is noise.
 
+    Where that is zero, those with as many others as can be.
+    """
     force = np.abs(gradient).max(initial=0)
-    if not force > 0:
-        return None
     index = np.flatnonzero(bound)
     sided = rows.bounded[index]
-    A_T = rows.fixed.A[index].T
-    count = int(sided.sum())
-    least = sp.csr_array(
-        (-np.ones(count), (np.arange(count), np.flatnonzero(sided))),
-        shape=(count, len(index)),
-    )
-    found = linprog(
-        np.append(np.zeros(len(index)), -1.0),
-        A_ub=sp.hstack([least, np.ones((count, 1))], format="csr"),
-        b_ub=np.zeros(count),
-        A_eq=sp.hstack([A_T, np.zeros((A_T.shape[0], 1))], format="csr"),
-        b_eq=-gradient / force,
-        bounds=[(0, None) if one else (None, None) for one in sided] + [(None, 1.0)],
-        method="highs",
-    )
-    if found.status != 0:
+    if not (force > 0 and sided.any()):
         return None
-    mu = np.zeros(len(bound))
-    mu[index] = force * found.x[:-1]
-    # What the linear program leaves undone.
+    pulls, wanted = rows.fixed.A[index].T.tocsc(), -gradient / force
+    # All inequalities have the smallest one, and some have more.
+    least = sp.csr_array(pulls[:, np.flatnonzero(sided)].sum(axis=1)[:, None])
+    more = [(0, None) if one else (None, None) for one in sided]
+    mu = _linear(sp.hstack([pulls, least]), wanted, [*more, (0, 1)], 1)
+    if mu is None:
+        return None
+    best, noise = _corrected(
+        rows, every, gradient, index, force * (mu[:-1] + mu[-1] * sided)
+    )
+    if best[index][sided].min() <= noise:
+        share = pulls[:, np.flatnonzero(sided)]
+        some = [(0, _ENOUGH)] * int(sided.sum())
+        mu = _linear(sp.hstack([pulls, share]), wanted, [*more, *some], len(some))
+        if mu is not None:
+            parts, mu = mu[len(index) :], mu[: len(index)]
+            mu[sided] += parts
+            best, noise = _corrected(rows, every, gradient, index, force * mu)
+    return best, noise
+
+
+def _corrected(rows: SparseRows, every: SparseFactor, gradient, index, found):
+    """Multipliers without what a linear program leaves undone, and how much that is."""
+    mu = np.zeros(len(rows.rhs))
+    mu[index] = found
     left = gradient + rows.fixed.transposed @ mu
-    mu = mu + every.solve(-left, np.zeros(len(bound)))[1]
-    return np.where(rows.bounded, np.maximum(mu, 0), mu), _LINEAR * force
+    change = every.solve(-left, np.zeros_like(mu))[1]
+    mu = mu + change
+    mu = np.where(rows.bounded, np.maximum(mu, 0), mu)
+    return mu, 2 * float(np.abs(change).max(initial=0))
+
+
+def _linear(matrix, wanted, bounds, last: int):
+    """A vertex at which the sum of the `last` variables is largest."""
+    from scipy.optimize import linprog
+
+    cost = np.zeros(matrix.shape[1])
+    cost[-last:] = -1
+    found = linprog(
+        cost, A_eq=matrix.tocsr(), b_eq=wanted, bounds=bounds, method="highs"
+    )
+    return found.x if found.status == 0 else None
 
 
 def has_no_point(rows: SparseRows, size: int) -> bool:
