@@ -28,6 +28,8 @@ from .split import Noise, Split, has_no_point, split
 _TRIES = 4
 # Where the path ends the second time.
 _FAR_DOWN = 1e-13
+# Passes of a warm start: then the path, which is as long as some of them, is shorter.
+_WARM_PASSES = 12
 # The slack, relative to `y`, of a row that holds a `y` which has no end.
 _NEAR = 1e-6
 
@@ -104,7 +106,8 @@ class _Solve:
         y = np.asarray(ravel(warm.y), float)
         mu = np.where(active, np.asarray(warm.multipliers, float) * rows.fixed.norm, 0)
         factor = warm.factor if isinstance(warm.factor, SparseFactor) else None
-        return self.exchanged(y, mu, active, factor)
+        most = min(_WARM_PASSES, self.solver.max_passes)
+        return self.exchanged(y, mu, active, factor, most)
 
     def from_path(self):
         gradient = self.gradient(self.y0)
@@ -124,7 +127,8 @@ class _Solve:
             self.steps += path.steps
             active = rows.held | (rows.bounded & (path.multipliers > path.slack))
             mu = np.where(active, path.multipliers, 0)
-            found = self.exchanged(path.y, mu, active, None)
+            most = self.solver.max_passes
+            found = self.exchanged(path.y, mu, active, None, most)
             if found is not None:
                 return found
             if path.broken:
@@ -143,14 +147,14 @@ class _Solve:
             return self.failed(Status.not_strongly_convex)
         return self.failed(Status.iteration_limit)
 
-    def exchanged(self, y, mu, active, factor):
+    def exchanged(self, y, mu, active, factor, most: int):
         """The point, its factor and its noise once no row is wrong; else None."""
         tol, rows = tolerances(np.float64), self.rows
         fixed = rows.fixed
         point = _Point(y, mu, self.gradient(y))
         fewest, tries, last = np.inf, _TRIES, np.inf
         known = factor
-        for count in range(self.solver.max_passes):
+        for count in range(most):
             if not np.all(np.isfinite(point.gradient)):
                 return None
             if known is None or not np.array_equal(known.active, active):
