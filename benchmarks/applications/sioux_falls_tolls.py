@@ -105,7 +105,7 @@ class City:
         settings = clarabel.DefaultSettings()
         settings.verbose = False
         settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
-        V, y, moved = np.zeros(m), np.zeros(n), np.inf
+        V, y, moved = self.capacity, np.zeros(n), np.inf
         for _ in range(40):
             slope = self.free * (1 + DELAY * (V / self.capacity) ** 4) + T @ x
             bend = 4 * DELAY * self.free * V**3 / self.capacity**4
@@ -116,10 +116,8 @@ class City:
             )  # fmt: skip
             y = np.array(solver.solve().x)[:n]
             new = y.reshape(m, self.goals).sum(1)
-            # From above: where a model of zero curvature ends is far away.
-            new = new if np.all(V > 0) else np.maximum(new, 1e-3)
             moved = np.abs(new - V).max()
-            V = new if moved < 5 else V + 0.5 * (new - V)
+            V = np.maximum(new, 0)
             if moved < 1e-9:
                 break
         assert moved < 1e-6, moved
