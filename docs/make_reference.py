@@ -28,7 +28,8 @@ GROUPS = {
     ),
     "What went wrong": ("Status", "status_name", "BilevelError", "CheckpointError"),
     "Lower-level solvers": (
-        "ActiveSet", "InteriorPoint", "ProjectedGradient", "ClosedForm",
+        "ActiveSet", "SparseActiveSet", "InteriorPoint", "ProjectedGradient",
+        "ClosedForm",
     ),
     "Adjoints": (
         "DenseAdjoint", "ConjugateGradient", "Neumann", "ScaledIdentity", "Danskin",

@@ -38,6 +38,7 @@ from ._lower.base import LowerSolution as LowerSolution
 from ._lower.closed_form import ClosedForm as ClosedForm
 from ._lower.interior_point import InteriorPoint as InteriorPoint
 from ._lower.projected import ProjectedGradient as ProjectedGradient
+from ._lower.sparse.solver import SparseActiveSet as SparseActiveSet
 from ._methods.aipod import AiPOD as AiPOD
 from ._methods.blocc import BLOCC as BLOCC
 from ._methods.ds_blo import DSBLO as DSBLO

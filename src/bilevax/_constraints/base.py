@@ -2,13 +2,16 @@
 
 import abc
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .._programs.arrays import xp
+from .._programs.arrays import sp, xp
 from .._programs.modules import Plain
+from .sparse import is_sparse
 
 
 class AbstractConstraints(Plain):
@@ -31,6 +34,10 @@ class AbstractConstraints(Plain):
     @abc.abstractmethod
     def matrix(self, size: int, dtype) -> Float[Array, "k n"]:
         """All rows as a dense matrix, for the solvers that factor."""
+
+    def sparse_matrix(self, size: int) -> Any:
+        """All rows as a matrix of SciPy in double precision."""
+        return sp.csr_array(np.asarray(self.matrix(size, float)))
 
     @abc.abstractmethod
     def push(self, d: Float[Array, " n"]) -> Float[Array, " k"]:
@@ -95,13 +102,11 @@ def as_float(value, name: str, ndim: int | None = None) -> Array:
         # Called for every `x`: what is one already is not asked twice.
         if jnp.issubdtype(value.dtype, jnp.floating):
             return value
-    # Of packages that need not be here, so by where the class comes from.
-    home = type(value).__module__
-    if home.startswith(("scipy.sparse", "jax.experimental.sparse")):
+    if is_sparse(value):
         raise ValueError(
-            f"`{name}` is sparse ({type(value).__name__}), and all matrices here are "
-            "dense: pass `.toarray()` of SciPy's or `.todense()` of JAX's. For bounds "
-            "on each entry use a Box, which forms no matrix."
+            f"`{name}` is sparse ({type(value).__name__}), and a dense array is needed "
+            "here: pass `.toarray()` of SciPy's or `.todense()` of JAX's. Sparse may "
+            "be `A`, `B`, `A_eq` and `B_eq` of a Polyhedron for `y`."
         )
     try:
         array = jnp.asarray(value)
@@ -119,7 +124,12 @@ def as_float(value, name: str, ndim: int | None = None) -> Array:
 
 def tree_as_float(tree, name: str):
     """`as_float` on every leaf; a list or tuple of plain numbers is one vector."""
-    return jax.tree.map(lambda leaf: as_float(leaf, name), tree, is_leaf=_is_vector)
+    return jax.tree.map(lambda leaf: as_float(leaf, name), tree, is_leaf=_is_one)
+
+
+def _is_one(value) -> bool:
+    """Whether it is one array, though JAX would take it apart."""
+    return _is_vector(value) or is_sparse(value)
 
 
 def _is_vector(value) -> bool:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._programs.arrays import ravel, xp
+from .._programs.arrays import ravel, sp, xp
 from .base import AbstractFixedSet, check_not_empty, tree_as_float
 
 
@@ -45,6 +45,10 @@ class Box(AbstractFixedSet):
     def matrix(self, size, dtype):
         eye = xp.eye(size, dtype=dtype)
         return xp.concatenate([-eye, eye])
+
+    def sparse_matrix(self, size):
+        eye = sp.eye_array(size, format="csr")
+        return sp.vstack([-eye, eye], format="csr")
 
     def push(self, d):
         return xp.concatenate([-d, d])

@@ -6,25 +6,41 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._programs.arrays import ravel, xp
+from .._programs.arrays import ravel, sp, xp
+from .._programs.modules import with_fields
 from .base import AbstractConstraints, as_float
 from .columns import units_of_columns
+from .sparse import (
+    SparseMatrix,
+    as_rows,
+    csr_of,
+    dense,
+    from_csr,
+    is_sparse,
+    pulled,
+    sizes,
+)
+
+# Entries up to which sparse rows are looked at as a dense matrix.
+_MOST_DENSE = 1_000_000
 
 
 class Polyhedron(AbstractConstraints):
     """The coupled polyhedron `{y : A y + B x <= b, A_eq y + B_eq x = b_eq}`.
 
-    `y` and `x` are raveled in JAX order. Every part is optional: no `B` means that the
-    set does not move with `x`; no `A` (or no `A_eq`) that there are no such rows. Zero
-    rows and infinite entries of `b` are allowed. `columns` are the units in which the
-    entries of `y` are computed, see `columns.py`.
+    `y` and `x` are raveled in JAX order. Matrices may be dense, of scipy.sparse, or
+    BCOO and BCSR of JAX; entries of these that are given several times are added. Every
+    part is optional: no `B` means that the set does not move with `x`; no `A` (or no
+    `A_eq`) that there are no such rows. Zero rows and infinite entries of `b` are
+    allowed. `columns` are the units in which the entries of `y` are computed, see
+    `columns.py`.
     """
 
-    A: Float[Array, "k n"] | None
-    B: Float[Array, "k m"] | None
+    A: Float[Array, "k n"] | SparseMatrix | None
+    B: Float[Array, "k m"] | SparseMatrix | None
     b: Float[Array, " k"] | None
-    A_eq: Float[Array, "l n"] | None
-    B_eq: Float[Array, "l m"] | None
+    A_eq: Float[Array, "l n"] | SparseMatrix | None
+    B_eq: Float[Array, "l m"] | SparseMatrix | None
     b_eq: Float[Array, " l"] | None
     columns: Float[Array, " n"] | None
 
@@ -44,7 +60,7 @@ class Polyhedron(AbstractConstraints):
                     f"{self.B.shape[1]} and {self.B_eq.shape[1]} columns."
                 )
         parts = [part for part in (self.A, self.A_eq) if part is not None]
-        self.columns = units_of_columns(jnp.concatenate(parts)) if parts else None
+        self.columns = _columns(parts) if parts else None
 
     @property
     def num_inequalities(self):
@@ -61,11 +77,26 @@ class Polyhedron(AbstractConstraints):
         return None
 
     def _dtype(self):
-        return jnp.result_type(*(leaf for leaf in jax.tree.leaves(self)))
+        floating = [p for p in jax.tree.leaves(self) if p.dtype.kind == "f"]
+        return jnp.result_type(*floating)
 
     def matrix(self, size, dtype):
-        parts = [xp.asarray(p, dtype) for p in (self.A, self.A_eq) if p is not None]
+        parts = [dense(p, dtype) for p in (self.A, self.A_eq) if p is not None]
         return xp.concatenate(parts) if parts else xp.zeros((0, size), dtype)
+
+    def sparse_matrix(self, size):
+        parts = [csr_of(p) for p in (self.A, self.A_eq) if p is not None]
+        if not parts:
+            return sp.csr_array((0, size))
+        return sp.vstack(parts, format="csr")
+
+    def with_sparse_rows(self) -> "Polyhedron":
+        """The same set with the entries of `A` and `A_eq` that are not zero."""
+
+        def sparse(part):
+            return None if part is None else from_csr(csr_of(part).astype(part.dtype))
+
+        return with_fields(self, A=sparse(self.A), A_eq=sparse(self.A_eq))
 
     def units(self, size, dtype):
         if self.columns is None:
@@ -77,7 +108,12 @@ class Polyhedron(AbstractConstraints):
         return xp.concatenate(parts) if parts else xp.zeros(0, d.dtype)
 
     def pull(self, mu):
-        return mu @ self.matrix(0, mu.dtype) if mu.size else xp.zeros((), mu.dtype)
+        if not mu.size:
+            return xp.zeros((), mu.dtype)
+        split = self.num_inequalities
+        both = ((self.A, mu[:split]), (self.A_eq, mu[split:]))
+        pulls = [pulled(part, mu) for part, mu in both if part is not None]
+        return pulls[0] if len(pulls) == 1 else pulls[0] + pulls[1]
 
     def rhs(self, x):
         parts = []
@@ -92,7 +128,7 @@ class Polyhedron(AbstractConstraints):
             if b is not None:
                 size = xp.abs(b)
                 if B is not None:
-                    size = size + xp.abs(B) @ xp.abs(_ravel(x, B.dtype))
+                    size = size + sizes(B) @ xp.abs(_ravel(x, B.dtype))
                 parts.append(size)
         return xp.concatenate(parts) if parts else xp.zeros(0)
 
@@ -108,7 +144,7 @@ class Polyhedron(AbstractConstraints):
         if self.B is None and self.B_eq is None:
             return None
         parts = [
-            xp.zeros((rows, size), dtype) if B is None else xp.asarray(B, dtype)
+            xp.zeros((rows, size), dtype) if B is None else dense(B, dtype)
             for B, rows in (
                 (self.B, self.num_inequalities),
                 (self.B_eq, self.num_equalities),
@@ -129,8 +165,8 @@ class Polyhedron(AbstractConstraints):
 
 
 def _checked_rows(A, B, b, suffix: str):
-    A = None if A is None else as_float(A, f"A{suffix}", 2)
-    B = None if B is None else as_float(B, f"B{suffix}", 2)
+    A = None if A is None else _matrix(A, f"A{suffix}")
+    B = None if B is None else _matrix(B, f"B{suffix}")
     b = None if b is None else as_float(b, f"b{suffix}", 1)
     if A is None and (B is not None or b is not None):
         raise ValueError(
@@ -153,6 +189,20 @@ def _checked_rows(A, B, b, suffix: str):
         got = ", ".join(map(str, counts.values()))
         raise ValueError(f"{names} must agree on the number of rows; got {got}.")
     return A, B, b
+
+
+def _matrix(value, name: str):
+    return as_rows(value, name) if is_sparse(value) else as_float(value, name, 2)
+
+
+def _columns(parts):
+    """Units of the columns; of sparse rows as long as these would fit as dense ones."""
+    if not any(isinstance(part, SparseMatrix) for part in parts):
+        return units_of_columns(jnp.concatenate(parts))
+    dtype = jnp.result_type(*(part.dtype for part in parts))
+    if sum(math.prod(part.shape) for part in parts) > _MOST_DENSE:
+        return jnp.ones(parts[0].shape[1], dtype)
+    return units_of_columns(jnp.concatenate([dense(part, dtype) for part in parts]))
 
 
 def _ravel(x, dtype) -> Array:

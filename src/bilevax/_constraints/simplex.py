@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from .._programs.arrays import xp
+from .._programs.arrays import sp, xp
 from .base import AbstractFixedSet, as_float
 
 
@@ -52,6 +52,13 @@ class Simplex(AbstractFixedSet):
             xp.eye(self.num_equalities, dtype=dtype), self.shape[-1], axis=1
         )
         return xp.concatenate([-xp.eye(size, dtype=dtype), sums])
+
+    def sparse_matrix(self, size):
+        eye = sp.eye_array(size, format="csr")
+        member = np.arange(size) // self.shape[-1]
+        places = (member, np.arange(size))
+        sums = sp.csr_array((np.ones(size), places))
+        return sp.vstack([-eye, sums], format="csr")
 
     def push(self, d):
         return xp.concatenate([-d, xp.sum(d.reshape(self.shape), -1).reshape(-1)])

@@ -14,6 +14,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from .._arguments import check_count, check_number
 from .._constraints import Box, Polyhedron, check_polyhedron
 from .._files.checkpoint import check_writable
+from .._lower.choose import is_on_host, with_sparse_rows
 from .._methods.base import AbstractMethod, refused
 from .._methods.ds_blo import DSBLO
 from .._problem.checks import checked_point
@@ -87,6 +88,8 @@ class Plan:
         if refusal is not None:
             raise ValueError(refusal)
         look_key, start_key, key, first_key = _keys(key)
+        if is_on_host(problem):
+            problem = with_sparse_rows(problem)
         view = representative(problem, look_key)
         if isinstance(view.domain, Polyhedron):
             check_polyhedron(view.domain)

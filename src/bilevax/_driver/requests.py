@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from .._lower.choose import is_on_host
 from .._programs.control import Packed, on_device, on_host
 from .._programs.quick import quick_jit
 
@@ -89,7 +90,8 @@ def _form(request: Request):
 
 
 def _answers(requests: list[Request], size: int) -> list[Any]:
-    if size == 1 or (size <= _FEW and not requests[0].late):
+    by_itself = size <= _FEW and not requests[0].late
+    if size == 1 or by_itself or is_on_host(requests[0].arguments[0]):
         return [request() for request in requests]
     members = [Packed(request.arguments) for request in requests]
     members += [members[-1]] * (size - len(members))

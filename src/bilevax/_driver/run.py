@@ -26,6 +26,7 @@ from .._implicit.hypergradient import Evaluation, hypergradient, is_large
 from .._judge.certificate import certify
 from .._lower.active_set import opened_factor
 from .._lower.base import strongly_typed
+from .._lower.choose import is_on_host
 from .._methods.base import AbstractMethod, Record, Scales
 from .._problem.followers import Followers
 from .._problem.problem import AbstractProblem, Problem
@@ -232,6 +233,8 @@ class Run:
         where methods are timed beside each other.
         """
         steps = runs_in_stages(self.problem, self.method, self.num_steps)
+        if is_on_host(self.problem):
+            return steps
         return self.polish and steps and not self.is_one_of_many
 
     @functools.cached_property

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .._implicit.hypergradient import staged
-from .._lower.choose import checked_solver
+from .._lower.choose import checked_solver, is_on_host
 from .._methods.asking import AbstractAskingMethod
 from .._problem.problem import AbstractProblem, Problem
 from .._programs.control import (
@@ -31,7 +31,8 @@ _OFTEN = 30
 def runs_in_stages(problem: AbstractProblem, method, num_steps: int) -> bool:
     """Whether a run takes its steps one by one: by what it is, not by the clock."""
     asks = isinstance(method, AbstractAskingMethod) and method.takes_stages
-    return num_steps <= _SHORT and asks and is_usual(problem)
+    short = num_steps <= _SHORT or is_on_host(problem)
+    return short and asks and is_usual(problem)
 
 
 def is_often(problem: AbstractProblem, method) -> bool:
@@ -45,7 +46,7 @@ def is_usual(problem: AbstractProblem) -> bool:
     """Whether evaluations of this problem may run stage by stage."""
     if not isinstance(problem, Problem):
         return False
-    solver = checked_solver(problem, None, False)
+    solver = checked_solver(problem, None, False, on_host=True)
     return staged(problem, (), solver, problem.adjoint)
 
 

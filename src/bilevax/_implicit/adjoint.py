@@ -24,6 +24,8 @@ from .._constraints import AbstractConstraints
 from .._lower.base import LowerSolution
 from .._lower.dense import curvature, flatten, largest, probe, ratio
 from .._lower.free import free_solve, free_subspace
+from .._lower.sparse.hessian import SparseHessian
+from .._lower.sparse.kkt import SparseFactor
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.control import in_stages, loop, unless_rarely
@@ -174,6 +176,47 @@ def _explained(factor, best: Attempt) -> Attempt:
     return best._replace(fine=best.relative <= limit)
 
 
+class SparseAdjoint(AbstractAdjoint):
+    """The factor of the sparse solve, refined with products of the Hessian at `y`."""
+
+    max_steps: int = 12
+
+    def solve(self, system, solution, top, bottom):
+        factor = solution.factor
+        if not factor.there:
+            nan = xp.full_like(top, xp.nan)
+            return nan, xp.full_like(bottom, xp.nan), xp.asarray(False)
+        v, w, fine = self._refined(factor, system, top, bottom)
+        if not fine:
+            # Of a Hessian too far from that at `y`.
+            factor = factor.at(SparseHessian(system.lower).at(system.y))
+            if factor.there:
+                v, w, fine = self._refined(factor, system, top, bottom)
+        return v.astype(top.dtype), w.astype(bottom.dtype), xp.asarray(fine)
+
+    def _refined(self, factor: SparseFactor, system: KKTSystem, top, bottom):
+        tol, norm = tolerances(top.dtype), factor.fixed.norm
+        active, v, w = factor.active, 0 * top, 0 * bottom
+        pull, ahead = top, xp.where(active, bottom, 0)
+        best = v, w, xp.inf
+        for _ in range(self.max_steps):
+            dv, dw, _ = factor.solve(pull, ahead / norm)
+            v, w = v + dv, w + dw / norm
+            bent, held, pushed = system.products(v, w)
+            pull, ahead = top - bent - held, xp.where(active, bottom - pushed, 0)
+            wrong, *sizes = (float(xp.max(xp.abs(a))) for a in (pull, bent, held, top))
+            wrong = ratio(wrong, sum(sizes))
+            if w.size:
+                length = xp.linalg.norm(v) + tol.eps**0.5 * sum(sizes) / factor.size
+                wrong = max(wrong, ratio(float(xp.max(xp.abs(ahead / norm))), length))
+            # A NaN compares false.
+            falls = wrong <= 0.5 * best[2]
+            best = (v, w, wrong) if wrong < best[2] else best
+            if not falls or wrong <= tol.rounding:
+                break
+        return best[0], best[1], bool(best[2] <= tol.accept)
+
+
 class ConjugateGradient(AbstractAdjoint):
     """Conjugate gradients on the free subspace; no matrix is formed.
 
@@ -290,7 +333,9 @@ def _recover(system: KKTSystem, free, top, v):
 
 def default_adjoint(solution: LowerSolution) -> AbstractAdjoint:
     """Dense where the solver left a factor, conjugate gradients elsewhere."""
+    if isinstance(solution.factor, SparseFactor):
+        return _SPARSE
     return ConjugateGradient() if solution.factor is None else _DENSE
 
 
-_DENSE = DenseAdjoint()
+_DENSE, _SPARSE = DenseAdjoint(), SparseAdjoint()

@@ -10,8 +10,15 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from .._lower.active_set import ActiveSet, blank_solution
 from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite, strongly_typed
-from .._lower.choose import USUAL_SOLVER, check_choice, check_warm, checked_solver
+from .._lower.choose import (
+    USUAL_SOLVER,
+    check_choice,
+    check_warm,
+    checked_solver,
+    with_sparse_rows,
+)
 from .._lower.dense import FlatLower, Unravel
+from .._lower.sparse.solver import SparseActiveSet
 from .._problem.checks import check_functions, checked_point
 from .._problem.followers import Followers
 from .._problem.problem import AbstractLocalLower, Problem, bare
@@ -78,11 +85,15 @@ def hypergradient(
     x = checked_point(problem, x)
     adjoint = problem.adjoint if adjoint is None else adjoint
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
-    solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
+    dense, given = isinstance(adjoint, DenseAdjoint), solver
     check_warm(problem, warm)
+    solver = checked_solver(problem, given, dense, on_host=True)
     if staged(problem, x, solver, adjoint, warm):
+        if isinstance(solver, SparseActiveSet):
+            problem = with_sparse_rows(problem)
         evaluation = _in_stages(problem, x, solver, adjoint, warm, quality)
     else:
+        solver = checked_solver(problem, given, dense)
         if warm is None and isinstance(solver, ActiveSet):
             warm = blank_solution(problem, kept=not in_program())
         brief = isinstance(problem, Followers) and jax.default_backend() == "cpu"
@@ -103,8 +114,10 @@ def staged(problem: Problem | Followers, x, solver, adjoint, warm=None) -> bool:
         return False
     if in_stages():
         return True
-    usual = isinstance(solver, ActiveSet) and isinstance(adjoint, _STAGED)
-    if not usual or isinstance(problem.lower, AbstractLocalLower):
+    on_host = isinstance(solver, ActiveSet | SparseActiveSet)
+    if not (on_host and isinstance(adjoint, _STAGED)) or isinstance(
+        problem.lower, AbstractLocalLower
+    ):
         return False
     # Of a solution all arrays are alike.
     points = (x, None if warm is None else warm.y)
@@ -149,16 +162,22 @@ def evaluate(
     path = usual_path_in_use() or own
     e: Any = None
     left_out: Any = True
-    if path.pays(own.exists):
+    if not isinstance(solver, SparseActiveSet) and path.pays(own.exists):
         own.exists = True
         begin = blank_solution(problem) if warm is None else warm
         large = is_large(problem)
         e, left_out = _usually(whole, _packed_adjoint(adjoint), x, begin, large=large)
         path.met(bool(left_out))
     if left_out:
-        problem, x, warm = on_host((problem, x, warm))
+        problem, (x, warm) = _moved(problem), on_host((x, warm))
         e = _evaluate(problem, x, solver, adjoint, warm)
     return _with_quality(e, problem, x, adjoint) if quality else e
+
+
+@remembered
+def _moved(problem: Problem) -> Problem:
+    """The problem with NumPy's arrays: the same ones for every call with it."""
+    return on_host(problem)
 
 
 def is_large(problem: Problem) -> bool:
@@ -250,7 +269,7 @@ def exact(problem: Problem) -> Callable[..., Evaluation]:
     """`(x, warm) -> Evaluation`; in stages nothing is checked again."""
     if not in_stages():
         return lambda x, warm: hypergradient(problem, x, warm=warm, throw=False)
-    solver = checked_solver(problem, None, False)
+    solver = checked_solver(problem, None, False, on_host=True)
     adjoint = problem.adjoint
     return lambda x, warm: _read(evaluate(problem, x, solver, adjoint, warm))
 

@@ -47,6 +47,7 @@ from .flat import convexified, is_decided, is_loose
 from .kkt import KKT, Factor, Schur, blank_factor, blank_schur, factorise
 from .newton import Sweep, begin, is_solved, newton_pass, refined, without_decline
 from .safeguard import Guarded, guarded_step, no_step
+from .sparse.kkt import SparseFactor
 
 _FAST, _GUARD, _TRUST, _HOLD, _OVER = range(5)
 
@@ -332,7 +333,8 @@ def start(problem, x, warm: LowerSolution | None = None) -> Start:
         warm = blank_solution(problem)
     constraints, unravel = problem.constraints, once(Unravel.like, problem.y0)
     kept: Any = warm.factor
-    if kept is None:
+    # Other solvers leave other factors, or none.
+    if not isinstance(kept, DenseFactor | KeptFactor):
         kept = blank_solution(problem, kept=True).factor
     factor: DenseFactor = kept.open()
     y0 = ravel(problem.y0)
@@ -398,6 +400,12 @@ _kept_blank = functools.lru_cache(maxsize=64)(_blank)
 
 def opened_factor(lower: LowerSolution) -> LowerSolution:
     """`lower` as loops keep it."""
+    if isinstance(lower.factor, SparseFactor):
+        # In a loop the dense solver stands in.
+        y = jax.tree.leaves(lower.y)
+        k, n = lower.multipliers.size, sum(leaf.size for leaf in y)
+        blank = _blank(k, n, y[0].dtype, kept=False)["factor"]
+        return with_fields(lower, factor=blank)
     if not isinstance(lower.factor, KeptFactor):
         return lower
     return with_fields(lower, factor=lower.factor.open())

@@ -3,19 +3,27 @@
 from typing import Any
 
 import jax
+import numpy as np
 
-from .._constraints import Box, Simplex
+from .._constraints import Box, Polyhedron, Simplex, SparseMatrix
 from .._problem.checks import check_like
 from .._problem.followers import Followers
 from .._problem.problem import Problem
+from .._programs.modules import remembered, with_fields
+from .._programs.quick import is_plain
 from .active_set import ActiveSet
 from .base import AbstractLowerSolver, LowerSolution
 from .followers import EachFollower
 from .projected import ProjectedGradient
+from .sparse.solver import SparseActiveSet
 
 USUAL_SOLVER = ActiveSet()
+SPARSE_SOLVER = SparseActiveSet()
 # Above this many variables products beat factorisations for boxes and simplices.
 _LARGE = 500
+# Variables and rows from which a sparse factorisation beats a dense one, and the share
+# of entries up to which rows count as sparse.
+_MANY, _SPARSE = 600, 0.1
 
 
 def default_solver(problem: Problem) -> AbstractLowerSolver:
@@ -25,12 +33,54 @@ def default_solver(problem: Problem) -> AbstractLowerSolver:
     return ProjectedGradient() if structured and size > _LARGE else USUAL_SOLVER
 
 
+@remembered
+def has_sparse_rows(problem: Problem) -> bool:
+    """Whether the lower level is large and its rows have few entries."""
+    constraints = problem.constraints
+    if not isinstance(constraints, Polyhedron) or not is_plain(problem):
+        return False
+    size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
+    if size + constraints.num_rows < _MANY:
+        return False
+    parts = [part for part in (constraints.A, constraints.A_eq) if part is not None]
+    return sum(map(_entries, parts)) <= _SPARSE * size * constraints.num_rows
+
+
+def _entries(matrix) -> int:
+    values = getattr(matrix, "values", matrix)
+    return int(np.count_nonzero(np.asarray(values)))
+
+
+def is_on_host(problem: Any) -> bool:
+    """Whether calls from Python with this problem cannot be programs."""
+    if not isinstance(problem, Problem):
+        return False
+    solver = checked_solver(problem, None, False, on_host=True)
+    return isinstance(solver, SparseActiveSet)
+
+
+@remembered
+def with_sparse_rows(problem: Problem) -> Problem:
+    """The same problem with rows as the sparse solver takes them."""
+    if not isinstance(problem.constraints, Polyhedron):
+        return problem
+    parts = (problem.constraints.A, problem.constraints.A_eq)
+    if all(part is None or isinstance(part, SparseMatrix) for part in parts):
+        return problem
+    return with_fields(problem, constraints=problem.constraints.with_sparse_rows())
+
+
 def checked_solver(
-    problem: Problem | Followers, solver: Any, dense_adjoint: bool
+    problem: Problem | Followers,
+    solver: Any,
+    dense_adjoint: bool,
+    *,
+    on_host: bool = False,
 ) -> AbstractLowerSolver:
     """`solver`, or the default for None, or a `ValueError`.
 
-    `dense_adjoint`: whether the adjoint needs the factor of the solver.
+    `dense_adjoint`: whether the adjoint needs the factor of the solver; `on_host`:
+    whether it may compute in Python.
     """
     if isinstance(problem, Followers):
         if isinstance(solver, EachFollower):
@@ -39,11 +89,14 @@ def checked_solver(
     solver = problem.solver if solver is None else solver
     check_choice(solver, AbstractLowerSolver, "solver", "ActiveSet")
     chosen = default_solver(problem) if solver is None else solver
-    if dense_adjoint and isinstance(chosen, ProjectedGradient):
+    if solver is None and on_host and not dense_adjoint and has_sparse_rows(problem):
+        return SPARSE_SOLVER
+    if dense_adjoint and isinstance(chosen, ProjectedGradient | SparseActiveSet):
         by_default = " by default for a lower level this large" * (solver is None)
+        name = type(chosen).__name__
         raise ValueError(
             "`adjoint=DenseAdjoint()` needs the factor of a dense solver; got "
-            f"`solver=ProjectedGradient()`{by_default}, which forms none. Use "
+            f"`solver={name}()`{by_default}, which forms none. Use "
             "ConjugateGradient() or leave `adjoint` out, or pass `solver=ActiveSet()`."
         )
     return chosen

@@ -21,7 +21,7 @@ from .._implicit.feasible import Nearest, excess, moves, nearest
 from .._implicit.hypergradient import exact, staged
 from .._lower.active_set import opened_factor
 from .._lower.base import LowerSolution, strongly_typed
-from .._lower.choose import checked_solver
+from .._lower.choose import checked_solver, is_on_host
 from .._lower.dense import Unravel
 from .._problem.problem import Problem
 from .._programs.arrays import ravel, xp
@@ -123,8 +123,9 @@ def polish(
     `lower` is the lower-level solution at `x`; with `stages`, evaluations are taken one
     by one where that is possible.
     """
-    solver = checked_solver(problem, None, False)
+    solver = checked_solver(problem, None, False, on_host=True)
     search = None
+    stages = stages or is_on_host(problem)
     if stages and staged(problem, x, solver, problem.adjoint, lower):
         with often(), few_threads(problem), stage_by_stage():
             search = _in_stages(problem, x, lower, length, max_evaluations)

@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .._constraints import Box, Polyhedron, check_box, check_not_empty, tree_as_float
+from .._constraints import (
+    Box,
+    Polyhedron,
+    check_box,
+    check_not_empty,
+    is_sparse,
+    tree_as_float,
+)
 
 
 def checked_point(problem: Any, x: PyTree) -> PyTree[Array]:
@@ -109,6 +116,13 @@ def checked_domain(domain):
             raise ValueError(
                 "`domain` is read as {x : A x <= b, A_eq x = b_eq} and takes no `B`."
             )
+        for name, part in (("A", domain.A), ("A_eq", domain.A_eq)):
+            if is_sparse(part):
+                raise ValueError(
+                    f"`{name}` of `domain` is sparse, and projections onto a domain "
+                    "take dense rows: pass `.toarray()` of SciPy's or `.todense()` of "
+                    "JAX's."
+                )
     else:
         check_box(domain, "x")
     return domain

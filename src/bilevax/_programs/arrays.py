@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 from jax.flatten_util import ravel_pytree
 from jax.lax.linalg import triangular_solve
 from scipy.linalg import get_blas_funcs
@@ -26,6 +27,8 @@ class _Namespace:
 
 
 xp: Any = _Namespace()
+# To type checkers its matrices are anything, down to plain numbers.
+sp: Any = scipy.sparse
 
 
 def cholesky(matrix) -> Any:

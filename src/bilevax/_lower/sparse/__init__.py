@@ -1,0 +1,1 @@
+"""The lower level with sparse rows and a sparse Hessian, solved on the host."""
