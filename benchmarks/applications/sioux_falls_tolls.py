@@ -13,6 +13,7 @@ import argparse
 import csv
 import json
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,9 @@ class City:
 
     def checked(self, problem: bx.Problem, T, x) -> float:
         """`F` by Newton's method; totals of the links are variables of their own."""
-        import clarabel
+        import clarabel as peer
+
+        clarabel: Any = peer
 
         n, m = self.links * self.goals, self.links
         sums = sp.kron(sp.eye_array(m), np.ones((1, self.goals)))
@@ -99,7 +102,7 @@ class City:
         A = sp.csc_matrix(sp.vstack([equal, less]))
         b = np.concatenate([self.demand, np.zeros(m + n)])
         cones = [
-            clarabel.ZeroConeT(equal.shape[0]),
+            clarabel.ZeroConeT(self.links + len(self.demand)),
             clarabel.NonnegativeConeT(n),
         ]
         settings = clarabel.DefaultSettings()

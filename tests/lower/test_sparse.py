@@ -105,7 +105,7 @@ def test_entries_that_are_given_twice_are_added():
         (np.r_[A.data, A.data] / 2, (np.r_[A.row, A.row], np.r_[A.col, A.col])), A.shape
     )
     places = jnp.stack([jnp.asarray(twice.row), jnp.asarray(twice.col)], axis=1)
-    of_jax = BCOO((jnp.asarray(twice.data), places), shape=A.shape)
+    of_jax = BCOO((jnp.asarray(twice.data), places), shape=d["A"].shape)
     plain = bx.Polyhedron(A=d["A"], b=d["b"])
     for matrix in (twice, of_jax):
         rows = bx.Polyhedron(A=matrix, b=d["b"])

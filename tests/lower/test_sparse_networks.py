@@ -1,6 +1,8 @@
 """Flows on networks: sparse, degenerate where nobody passes, and large."""
 
-import clarabel
+from typing import Any
+
+import clarabel as peer
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ import bilevax as bx
 
 from ..networks import Flows
 
+clarabel: Any = peer
 X = jnp.array([0.3, 0.2, 0.5])
 
 

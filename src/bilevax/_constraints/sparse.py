@@ -38,7 +38,7 @@ class SparseMatrix(Plain):
 
     def dense(self, dtype) -> Float[Array, "k n"]:
         if in_stages():
-            full = np.zeros(self.shape, dtype)
+            full: Any = np.zeros(self.shape, dtype)
             full[self.rows, self.cols] = self.values
             return full
         full = jnp.zeros(self.shape, dtype)

@@ -157,6 +157,7 @@ class SparseFactor:
 
     def _refined(self, rhs):
         size = np.abs(rhs).max(initial=0)
+        assert self.lu is not None
         z = self.lu.solve(rhs)
         left = rhs - self.K @ z
         wrong = np.abs(left).max(initial=0)

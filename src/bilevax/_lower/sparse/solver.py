@@ -74,7 +74,7 @@ class _Solve:
         y0 = ravel(problem.y0)
         self.n, self.dtype = y0.size, y0.dtype
         self.y0 = np.asarray(y0, float)
-        ones = np.ones(self.n, self.dtype)
+        ones: Any = np.ones(self.n, self.dtype)
         self.lower = packed(FlatLower(problem.lower, x, self.unravel, ones))
         self.hessian = SparseHessian(self.lower)
         self.rows: SparseRows = sparse_rows(problem.constraints, x, self.n)
@@ -279,11 +279,9 @@ class _Solve:
         return moved if np.any(moved) else None
 
     def work(self) -> Iterations:
-        return Iterations(
-            np.asarray(self.passes + self.steps),
-            np.asarray(self.factorisations + self.steps),
-            np.asarray(0),
-        )
+        counts: Any = (self.passes + self.steps, self.factorisations + self.steps, 0)
+        arrays: Any = map(np.asarray, counts)
+        return Iterations(*arrays)
 
     def failed(self, status) -> LowerSolution:
         k, nan = len(self.rows.rhs), np.asarray(np.nan, self.dtype)
