@@ -1,5 +1,6 @@
 """Runs on a cluster of dask, of two processes, are those of one process."""
 
+import importlib
 import importlib.util
 from typing import Any
 
@@ -24,15 +25,14 @@ BRIEF: Any = dict(num_steps=20, polish=False)
 
 @pytest.fixture(scope="module")
 def client():
-    import dask
-    from distributed import Client, LocalCluster
-
+    dask: Any = importlib.import_module("dask")
+    distributed: Any = importlib.import_module("distributed")
     # A worker that died is not tried by dask itself: that is ours to do.
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
-        cluster = LocalCluster(
+        cluster = distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
         )
-    with cluster, Client(cluster) as client:
+    with cluster, distributed.Client(cluster) as client:
         yield client
 
 
