@@ -1,12 +1,16 @@
 """The command line: what a user types, what a user sees."""
 
+import gc
 import json
+import signal
 import textwrap
+import time
 
 import jax
 import pytest
 
 from bilevax._cli import compare
+from bilevax._cli.interrupt import interrupts_kept
 from bilevax._cli.main import main
 
 GOOD = """
@@ -181,3 +185,26 @@ def test_the_numerical_experiment_in_small(capsys, tmp_path):
         assert row["step"] in (1e-3, 1e-1)
     page = (out / "report.html").read_text()
     assert "The objective against time" in page
+
+
+def test_an_interrupt_that_the_garbage_collector_swallows_is_sent_again():
+    met = []
+
+    def swallow(phase, info):
+        if not met:
+            met.append(phase)
+            raise KeyboardInterrupt
+
+    def waiting():
+        gc.collect()
+        assert met
+        time.sleep(60)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.callbacks.append(swallow)
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_kept():
+            waiting()
+    finally:
+        gc.callbacks.remove(swallow)
+        signal.signal(signal.SIGINT, handler)

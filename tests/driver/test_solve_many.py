@@ -135,7 +135,7 @@ def test_mistakes_are_told():
         bx.solve_many([tolls(VALUES[0], 2.0)], [START], list(jr.split(jr.key(0), 3)))
     with pytest.raises(ValueError, match="batch"):
         bx.solve_many([tolls(VALUES[0], 2.0)], [START], 0, batch=0)
-    with pytest.raises(ValueError, match="Problem or a StochasticProblem"):
+    with pytest.raises(ValueError, match="Problem, Followers or a StochasticProblem"):
         bx.solve_many(three, [START], 0)
 
 

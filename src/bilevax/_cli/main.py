@@ -11,6 +11,7 @@ import bilevax
 from .._files.checkpoint import CheckpointError
 from .._status import BilevelError
 from . import certify, compare, evaluate, experiment, explain, solve, train
+from .interrupt import interrupts_kept
 from .problem_file import FileError, in_user_lines
 from .text import complain, results_alone
 
@@ -22,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     if (options.precision or usual) == "float64":
         jax.config.update("jax_enable_x64", True)
     try:
-        with results_alone(options.json):
+        with interrupts_kept(), results_alone(options.json):
             status = options.run(options)
         sys.stdout.flush()
         return status

@@ -158,6 +158,7 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     _, push = along(lower, y, y_noise)
     wrong, size = largest(push + multiplier_noise @ rows.A - top, top)
     describes = wrong <= tol.stale * size
+    at_rest = factor.damped & (s.passes > 0) & (new.kkt == 0)
     # What rows permitted to add to the Hessian, others may not.
     lost = factor.damped & xp.any(next_active != active)
     return Sweep(
@@ -170,8 +171,8 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
         pulls=xp.any(pulls),
         describes=describes,
         stale=~describes | (~exact & ~(after <= tol.stale * before)) | lost,
-        # Where no force is left at all, no Hessian is needed to know it.
-        done=(exact & (describes | (new.kkt == 0))) | ~xp.isfinite(new.kkt),
+        # Where no force is left at all, what was lent to a flat Hessian shows in none.
+        done=(exact & (describes | at_rest)) | ~xp.isfinite(new.kkt),
         # With no factor yet there was no pass either.
         passes=s.passes + factor.definite,
     )
