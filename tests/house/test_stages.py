@@ -198,3 +198,17 @@ def test_loops_stand_in_one_file():
             if isinstance(node, ast.Attribute)
         }
         assert path.name in allowed or not names & {"while_loop", "cond"}, path
+
+
+def test_what_functions_close_over_may_be_mapped_and_differentiated():
+    rows = bx.Polyhedron(A=-np.eye(2), b=np.zeros(2))
+    lower = lambda x, y: 0.5 * jnp.sum((y - x) ** 2)
+
+    def value(c):
+        problem = bx.Problem(lambda x, y: c @ y, lower, rows)
+        return bx.hypergradient(problem, jnp.ones(2), throw=False).value
+
+    cs = jnp.array([[1.0, 2.0], [3.0, 5.0]])
+    np.testing.assert_allclose(jax.vmap(value)(cs), [3.0, 8.0], rtol=1e-12)
+    both = jax.jvp(value, (cs[0],), (cs[1],))
+    np.testing.assert_allclose(both, [3.0, 8.0], rtol=1e-12)

@@ -37,7 +37,7 @@ from .._programs.control import (
     usual_path_in_use,
 )
 from .._programs.modules import made, remembered, with_fields
-from .._programs.quick import in_program, is_plain, once_jit, quick_jit
+from .._programs.quick import in_program, in_transform, is_plain, once_jit, quick_jit
 from .._programs.room import make_room
 from .._programs.threads import few_threads
 from .._status import (
@@ -121,7 +121,8 @@ def staged(problem: Problem | Followers, x, solver, adjoint, warm=None) -> bool:
         return False
     # Of a solution all arrays are alike.
     points = (x, None if warm is None else warm.y)
-    return not in_program() and is_plain(points) and _has_plain_arrays(problem)
+    alone = not (in_program() or in_transform())
+    return alone and is_plain(points) and _has_plain_arrays(problem)
 
 
 _STAGED = DenseAdjoint | type(None)

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
 
 from .._status import is_traced
 from .control import alone, compiler_options
@@ -47,7 +48,7 @@ def quick_jit(function: Callable, optimise: bool = True) -> Callable:
         if in_program():
             # Part of another program, and of its branches.
             return traced(*arguments, **named)
-        transformed = is_traced((arguments, named))
+        transformed = in_transform() or is_traced((arguments, named))
         if not transformed and _traces.count > _traces.seen:
             _traces.seen = _traces.count
             make_room()
@@ -60,6 +61,18 @@ def quick_jit(function: Callable, optimise: bool = True) -> Callable:
 def in_program() -> bool:
     """Whether this call is part of a program that is being compiled."""
     return is_traced(_constant())
+
+
+# Of calls that no transformation surrounds: modules are imported there.
+_OUTSIDE = get_opaque_trace_state()
+
+
+def in_transform() -> bool:
+    """Whether this call is inside `vmap`, `grad` or `jvp`, whatever its arguments.
+
+    What is mapped or differentiated may be something that functions close over.
+    """
+    return get_opaque_trace_state() != _OUTSIDE
 
 
 @jax.jit
