@@ -138,8 +138,7 @@ def _keys(key):
 
 
 def _default_chunk(num_steps: int) -> int:
-    """Looks cost some steps each, and records are copied once per step: a long chunk of
-    a long run hides the first, and is too short for the second to show."""
+    """Looks cost some steps each: a long chunk of a long run hides them."""
     return min(max(100, -(-num_steps // 10)), 1000)
 
 
