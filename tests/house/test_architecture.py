@@ -10,7 +10,7 @@ import bilevax as bx
 
 # Rooms and files, from the ground up; those of one line know nothing of each other.
 LAYERS = (
-    ("_tolerances", "_arguments", "_status", "_files", "_executors"),
+    ("_tolerances", "_arguments", "_status", "_files", "_executors", "readers"),
     ("_programs",),
     ("_constraints",),
     ("_problem",),
