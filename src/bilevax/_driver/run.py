@@ -22,7 +22,12 @@ from jaxtyping import PRNGKeyArray
 
 from .._files import checkpoint as checkpoints
 from .._implicit.feasible import moves, onto_allowed, onto_domain
-from .._implicit.hypergradient import Evaluation, hypergradient, is_large
+from .._implicit.hypergradient import (
+    Evaluation,
+    hypergradient,
+    is_large,
+    one_of_many,
+)
 from .._judge.certificate import certify
 from .._lower.active_set import opened_factor
 from .._lower.base import strongly_typed
@@ -37,7 +42,7 @@ from .average import Average
 from .history import History, blank_records, checked_history, to_arrays, with_scalars
 from .requests import Asking, Request
 from .scales import measure_scales
-from .steps import advance_in_stages, fold_in, is_often, is_usual, runs_in_stages
+from .steps import advance_in_stages, fold_in, is_usual, runs_in_stages
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
@@ -235,14 +240,7 @@ class Run:
         steps = runs_in_stages(self.problem, self.method, self.num_steps)
         if is_on_host(self.problem):
             return steps
-        return self.polish and steps and not self.is_one_of_many
-
-    @functools.cached_property
-    def is_one_of_many(self) -> bool:
-        """Whether programs of its own pay, because other runs have them already."""
-        # Who continues a run has made another number of runs before.
-        alone = self.checkpoint is not None
-        return self.together or (not alone and is_often(self.problem, self.method))
+        return self.polish and steps and not self.together
 
     @functools.cached_property
     def is_brief(self) -> bool:
@@ -454,4 +452,4 @@ def evaluate_allowed(problem: Problem, x) -> Asking[tuple[Any, Evaluation]]:
 def _inside(problem: Problem, x):
     """The nearest point of the domain, and `F` there."""
     x = onto_domain(problem, x)
-    return x, hypergradient(problem, x, throw=False)
+    return x, one_of_many(problem, x)
