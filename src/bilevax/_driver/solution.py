@@ -195,7 +195,7 @@ def _polished(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polish]]:
     first: Any = np.asarray(1e-3 * length, jax.tree.leaves(x)[0].dtype)
     start, steps, evaluations = e.value, 0, 0
     for _ in range(_POLISH_ROUNDS):
-        begin = (x, e.lower, first, not run.is_one_of_many)
+        begin = (x, e.lower, first, not run.together)
         done = yield Request(polish_from, (plain(run.view), *begin), late=2)
         if int(done.empty) and moves(run.view):
             done = yield Request(polish_from, (run.view, *begin), late=2)

@@ -14,7 +14,6 @@ from .._arguments import check_count, checked_key
 from .._files.progress import progress_bar
 from .._methods.base import AbstractMethod
 from .._problem.problem import AbstractProblem
-from .._programs.control import often
 from .._programs.threads import few_threads
 from .._status import BilevelError, is_traced
 from .elsewhere import elsewhere
@@ -96,7 +95,7 @@ def solve(
         checkpoint=checkpoint,
     )
     task = Task(problem, x0, checked_key(key))
-    with progress_bar(plan.total, enabled=progress) as tick, often():
+    with progress_bar(plan.total, enabled=progress) as tick:
         begun = plan.begun(task, tick)
         if executor is not None:
             best = best_of(elsewhere(executor, [begun], tick))
@@ -158,7 +157,7 @@ def solve_many(
     )
     check_count(batch, "batch")
     total = len(problems) * plan.total
-    with progress_bar(total, enabled=progress) as tick, often():
+    with progress_bar(total, enabled=progress) as tick:
         begun = [plan.begun(task, tick) for task in _tasks(problems, x0s, keys)]
         if not begun:
             return []

@@ -29,7 +29,7 @@ from .._problem.followers import Followers
 from .._problem.perturbation import AbstractPerturbation
 from .._problem.problem import Problem, tilted
 from .._programs.arrays import ravel, xp
-from .._programs.control import often, on_host, stage_by_stage
+from .._programs.control import on_host, stage_by_stage
 from .._programs.modules import Plain, with_fields
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
@@ -38,7 +38,7 @@ from .._tolerances import tolerances
 
 # Gradients in one program, and how many are rather taken one by one.
 _BATCH, _MANY = 64, 2000
-# So many are taken one by one before a program for one pays.
+# More than so many are worth a program for one.
 _RARE = 500
 
 
@@ -248,7 +248,7 @@ def _one_by_one(problem: Any, x, points, law, key, jobs, quality):
     """Stage by stage, with what was compiled for the first one."""
     keys = None if law is None else _keys(key, np.arange(len(jobs)))
     unravel, none = Unravel.like(x), jax.tree.map(np.zeros_like, problem.y0)
-    with often(after=_RARE), stage_by_stage():
+    with stage_by_stage(often=len(jobs) > _RARE):
         problem, x = on_host((problem, x))
         solver, adjoint = checked_solver(problem, None, False), problem.adjoint
         warm = on_host(evaluate(problem, x, solver, adjoint, None).lower)

@@ -28,7 +28,6 @@ from .._programs.arrays import ravel, xp
 from .._programs.control import (
     in_stages,
     loop,
-    often,
     on_device,
     on_host,
     run_if,
@@ -127,7 +126,7 @@ def polish(
     search = None
     stages = stages or is_on_host(problem)
     if stages and staged(problem, x, solver, problem.adjoint, lower):
-        with often(), few_threads(problem), stage_by_stage():
+        with few_threads(problem), stage_by_stage(often=True):
             search = _in_stages(problem, x, lower, length, max_evaluations)
             max_evaluations -= int(search.evaluations)
             if not (search.going and max_evaluations):
