@@ -53,7 +53,8 @@ def convexified(
     largest_entry = MINORS * xp.abs(entries[:, None] * entries)
     eps = tolerances(share.dtype).eps
     sound = xp.all(share**2 <= largest_entry + eps**2, axis=1)
-    held = xp.any(single(rows) & active[:, None], axis=0)
+    holds = single(rows) & active[:, None]
+    held = xp.any(holds, axis=0)
     # Almost none, where nothing holds `y`: of its inverse no digit would be right,
     # unless forces are as small and the step is one of the problem's own length.
     slope = xp.minimum(xp.abs(point.gradient), xp.abs(point.stationarity))
@@ -65,7 +66,10 @@ def convexified(
     little = xp.where(guarded, size, AUGMENTED * size)
     kept = hessian + xp.diag(xp.where(flat & held, little, 0))
     coordinates = kept + xp.diag(xp.where(open_ended, unit, 0))
-    simple = whitened(coordinates, flat, xp.zeros_like(rows.rhs), regularised=False)
+    # The same by rows: bounds that hold a coordinate share what it was lent.
+    shares = xp.where(holds & flat, little / xp.maximum(xp.sum(holds, axis=0), 1), 0)
+    lent = xp.sum(shares, axis=1)
+    simple = whitened(coordinates, flat, lent, regularised=False)
 
     def augment(simple: Convex) -> Convex:
         chosen = active & ~guarded
@@ -74,7 +78,7 @@ def convexified(
         # Always equal: the second factorisation must wait for the first (`kkt.py`).
         A = xp.where(least == least, _products(rows, chosen), 0)
         _, undecided = _semidefinite(base / size + A)
-        weights = xp.where(chosen, size, 0)
+        weights = lent + xp.where(chosen, size, 0)
         bent = base + size * A + unit * undecided
         augmented = whitened(bent, flat, weights, regularised=True)
         convex = least >= -_noise(base)
