@@ -159,9 +159,11 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     near = xp.maximum(tol.accept * far, STEP_ROUNDINGS * unsure)
     exact = (new.kkt <= tol.rounding) & settled & (step <= near) & ~xp.any(pulls)
     # A point that did not move proves nothing about the Hessian, but the probe does.
+    # Entry by entry: stiff ones would hide what was lent to soft ones.
     _, push = along(lower, y, y_noise)
-    wrong, size = largest(push + multiplier_noise @ rows.A - top, top)
-    describes = wrong <= tol.stale * size
+    pull = multiplier_noise @ rows.A
+    size = xp.abs(push) + xp.abs(pull) + xp.abs(top)
+    describes = xp.all(xp.abs(push + pull - top) <= tol.stale * size)
     at_rest = factor.damped & (s.passes > 0) & (new.kkt == 0)
     # What rows permitted to add to the Hessian, others may not.
     lost = factor.damped & xp.any(next_active != active)
