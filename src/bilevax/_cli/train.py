@@ -35,15 +35,17 @@ _TEXTS = dict(
     weight_decay="weight of |theta|^2 / 2 in the loss",
     label_smoothing="share of each label that is spread over all classes",
     gamma1="of DS-BLO: 1 / step is gamma1 |m| + gamma2",
-    attack_step="plain step of the bilevel attack (default: 5000/255; 2000/255 for "
-    "epsilon above 8/255)",
-    attack_steps="steps of the training attack (default: 10 for at and trades; 1 for "
-    "bilevel methods, which take another at the end)",
+    attack_step="length of the last step of bilevel methods, a plain one (default: 12.5 "
+    "epsilon); without --sign-step all their steps are plain ones of that length",
+    attack_steps="steps of the training attack (default: 10 for at and trades; 4 for "
+    "bilevel methods, 1 with plain steps, and the last one at the end)",
     sign_step="length of sign steps of the training attack (default: epsilon/4 for at "
-    "and trades, plain steps for bilevel methods)",
+    "and trades, epsilon/2 for bilevel methods)",
     implicit_weight="Hessian in the implicit gradient of bilevel methods",
     tied="take the inverse of the attack step for the implicit weight; the run is "
     "watched and may collapse",
+    implicit_every="compute the implicit term at one step in N, drawn at random, and N "
+    "times as large: the same mean for less time",
     variance="variance of the tilt of ds-blo, tilted-momentum and ssigd",
     reading="whether the variance is that of the perturbation which the tilt causes, "
     "or of the tilt itself",

@@ -302,6 +302,23 @@ class Danskin(AbstractAdjoint):
         return jnp.zeros_like(top), jnp.zeros_like(bottom), jnp.asarray(True)
 
 
+class Occasional(AbstractAdjoint):
+    """Another adjoint, `times` as large where `now` holds, and nothing where not.
+
+    Where `now` is drawn with the probability `1 / times` the mean over the draws is the
+    whole adjoint; where it does not hold, the mixed derivative of `g` is not computed.
+    """
+
+    adjoint: AbstractAdjoint
+    now: Bool[Array, ""]
+    times: int
+
+    def solve(self, system, solution, top, bottom):
+        v, w, fine = self.adjoint.solve(system, solution, top, bottom)
+        scaled = lambda part: jnp.where(self.now, self.times * part, 0)
+        return scaled(v), scaled(w), fine
+
+
 def largest_curvature(operator, like, steps: int = 30):
     """The largest eigenvalue of a symmetric operator, by power iteration."""
     tiny = jnp.finfo(like.dtype).tiny
