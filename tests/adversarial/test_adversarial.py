@@ -153,14 +153,18 @@ def test_the_mean_over_draws_of_an_occasional_implicit_term_is_the_gradient(
     flat = lambda grad: np.asarray(ravel_pytree(grad)[0])
     of = lambda key: eqx.tree_at(lambda b: b.key, batch, key)
     made = lambda every: jax.jit(
-        lambda key: bx.hypergradient(
-            bilevel(implicit_every=every)(of(key)), model, throw=False
-        ).grad
+        lambda key: (
+            bx.hypergradient(
+                bilevel(implicit_every=every)(of(key)), model, throw=False
+            ).grad
+        )
     )
     direct = jax.jit(
-        lambda key: bx.hypergradient(
-            bilevel()(of(key)), model, adjoint=bx.Danskin(), throw=False
-        ).grad
+        lambda key: (
+            bx.hypergradient(
+                bilevel()(of(key)), model, adjoint=bx.Danskin(), throw=False
+            ).grad
+        )
     )
     occasional, always = made(every), made(1)
     draws = 40

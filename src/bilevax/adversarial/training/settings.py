@@ -26,7 +26,10 @@ _RANGES = {
         "in [0, 1)",
     ),
     ("peak_at",): (lambda value: 0 < value <= 1, "in (0, 1]"),
-    ("epochs", "batch_size", "width", "implicit_every"): (lambda value: value >= 1, "at least 1"),
+    ("epochs", "batch_size", "width", "implicit_every"): (
+        lambda value: value >= 1,
+        "at least 1",
+    ),
     ("attack_steps", "padding", "validation"): (
         lambda value: value >= 0,
         "not negative",
