@@ -23,7 +23,7 @@ LAYERS = (
     ("_compare",),
     ("experiments", "adversarial.data"),
     ("adversarial.networks",),
-    ("adversarial.attacks",),
+    ("adversarial.attacks", "adversarial.files"),
     ("adversarial.training", "adversarial._former"),
     ("adversarial",),
     ("_cli",),

@@ -1,4 +1,5 @@
-"""`bilevax solve | explain | certify | compare | experiment | train | evaluate`."""
+"""`bilevax solve | explain | certify | compare | experiment | train | evaluate |
+export`."""
 
 import argparse
 import os
@@ -10,7 +11,7 @@ import bilevax
 
 from .._files.checkpoint import CheckpointError
 from .._status import BilevelError
-from . import certify, compare, evaluate, experiment, explain, solve, train
+from . import certify, compare, evaluate, experiment, explain, export, solve, train
 from .interrupt import interrupts_kept
 from .problem_file import FileError, in_user_lines
 from .text import complain, results_alone
@@ -56,14 +57,15 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="bilevax", description="Constrained bilevel optimisation.")
     top.add_argument(
         "--precision", choices=("float64", "float32"),
-        help="of all computations (default: float64; float32 for `train` and "
-        "`evaluate`)",
+        help="of all computations (default: float64; float32 for `train`, "
+        "`evaluate` and `export`)",
     )  # fmt: skip
     top.add_argument(
         "--version", action="version", version=f"bilevax {bilevax.__version__}"
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for command in (solve, explain, certify, compare, experiment, train, evaluate):
+    rooms = (solve, explain, certify, compare, experiment, train, evaluate, export)
+    for command in rooms:
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(name, help=command.TEXT, description=command.TEXT)
         sub.add_argument("--json", action="store_true", help="machine-readable output")

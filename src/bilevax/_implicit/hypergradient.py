@@ -30,6 +30,7 @@ from .._programs.control import (
     on_host,
     once,
     packed,
+    run_if,
     stage,
     stage_by_stage,
     usual_path,
@@ -50,6 +51,7 @@ from .adjoint import (
     Danskin,
     DenseAdjoint,
     KKTSystem,
+    Occasional,
     default_adjoint,
     refuse_danskin,
 )
@@ -379,7 +381,12 @@ def implicit_gradient(
     if problem.prices:
         bottom = xp.where(lower.active, upper.f_mu, bottom)
     v, w, fine = adjoint.solve(system, lower, top, bottom)
-    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, v, w)
+    pulled = lambda f_x: _pulled_back(whole, x, lower.y, f_x, v, w)
+    if isinstance(adjoint, Occasional):
+        held = upper.f_x, whole[1].inside(problem, x, lower.y)
+        grad, inside = run_if(adjoint.now, lambda both: pulled(both[0]), held)
+    else:
+        grad, inside = pulled(upper.f_x)
     return Implicit(upper.value, upper.aux, grad, fine, inside)
 
 

@@ -57,7 +57,9 @@ problem = bx.Problem(
 solution = bx.solve(problem, bx.DSBLO(), jnp.full(100, 0.5), key=0, num_starts=1)
 weights = np.asarray(solution.x)
 start = float(bx.hypergradient(problem, jnp.ones(100)).value)
-print(f"loss on clean points: {start:.4f} with all weights one, {solution.value:.4f} now")
+print(
+    f"loss on clean points: {start:.4f} with all weights one, {solution.value:.4f} now"
+)
 
 
 def accuracy(w):
@@ -65,7 +67,9 @@ def accuracy(w):
 
 
 everything = bx.hypergradient(problem, jnp.ones(100)).lower.y
-print(f"test accuracy: {accuracy(everything):.3f} before, {accuracy(solution.y):.3f} now")
+print(
+    f"test accuracy: {accuracy(everything):.3f} before, {accuracy(solution.y):.3f} now"
+)
 print(f"median weight: wrong {np.median(weights[wrong]):.2f}, "
       f"right {np.median(np.delete(weights, wrong)):.2f}")  # fmt: skip
 

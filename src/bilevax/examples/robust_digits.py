@@ -18,11 +18,15 @@ from bilevax.adversarial import Settings, load_images, train
 from bilevax.adversarial import score as scored
 
 images = load_images("digits")
-common = dict(model="small", epsilon=0.15, epochs=6, batch_size=50, padding=0, flip=False)
+common = dict(
+    model="small", epsilon=0.15, epochs=6, batch_size=50, padding=0, flip=False
+)
 found = {}
 for method in ("ds-blo", "clean"):
     trained = train(images, Settings(method=method, **common))
-    scores = scored(trained.average, images, Settings(**common), ensemble=False, restarts=2)
+    scores = scored(
+        trained.average, images, Settings(**common), ensemble=False, restarts=2
+    )
     found[method] = trained
     print(f"{method:>7}: clean {scores['clean']:.1%}, attacked {scores['pgd']:.1%}")
 
