@@ -3,12 +3,13 @@ Cleaning labels
 ===============
 
 Thirty of a hundred training labels are wrong, and nobody knows which. A small clean set
-decides how much each training sample counts: the leader chooses a weight between 0 and 1 for
-each, the follower fits a classifier with these weights.
+decides how much each training sample counts: the leader chooses a weight between 0 and
+1 for each, the follower fits a classifier with these weights.
 """
 
 # %%
-# The data are drawn, so that the page needs no download: two clouds of points in the plane.
+# The data are drawn, so that the page needs no download: two clouds of points in the
+# plane.
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +36,8 @@ clean_points, clean_label = cloud(60)
 test_points, test_label = cloud(2000)
 
 # %%
-# The follower: logistic regression, its coefficients held in a box. The leader: the loss on
-# the clean points.
+# The follower: logistic regression, its coefficients held in a box. The leader: the
+# loss on the clean points.
 
 
 def fit(x, w):
@@ -99,6 +100,6 @@ axes[1].set(title="size: weight, colour: given label")
 plt.show()
 
 # %%
-# For your own data: ``points``, ``label`` and the clean set. With thousands of samples draw
-# minibatches of the clean set, :meth:`bilevax.StochasticProblem.from_data`. The weights are
-# not unique where samples say the same; judge by the loss.
+# For your own data: ``points``, ``label`` and the clean set. With thousands of samples
+# draw minibatches of the clean set, :meth:`bilevax.StochasticProblem.from_data`. The
+# weights are not unique where samples say the same; judge by the loss.

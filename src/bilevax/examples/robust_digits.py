@@ -3,19 +3,18 @@ A robust classifier
 ===================
 
 Adversarial training is a leader and followers, too: the leader chooses the weights of a
-network, and every image has an adversary who changes its pixels within a small box. This
-trains a small network on scikit-learn's digits, with attacks and without.
+network, and every image has an adversary who changes its pixels within a small box.
+This trains a small network on scikit-learn's digits, with attacks and without.
 """
 
 # %%
-# A few epochs are enough to see the difference. ``epsilon`` is the half-width of the box, in
-# units of the pixel range.
+# A few epochs are enough to see the difference. ``epsilon`` is the half-width of the
+# box, in units of the pixel range.
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from bilevax.adversarial import Settings, load_images, train
-from bilevax.adversarial import score as scored
+from bilevax.adversarial import Settings, load_images, score as scored, train
 
 images = load_images("digits")
 common = dict(
@@ -44,5 +43,5 @@ axes.legend()
 plt.show()
 
 # %%
-# For your own images: ``load_images("npz", FILE)``, or ``bilevax train --dataset npz --data
-# FILE``; networks of your own are in the page on adversarial training.
+# For your own images: ``load_images("npz", FILE)``, or ``bilevax train --dataset npz
+# --data FILE``; networks of your own are in the page on adversarial training.

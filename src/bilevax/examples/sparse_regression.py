@@ -2,10 +2,10 @@
 A budget for coefficients
 =========================
 
-The lasso with a budget: the follower fits a linear model whose coefficients may have a total
-size of at most ``x[0]``; the leader chooses that budget, and a ridge, by the error on other
-data. The budget is the right side of a row, so its multiplier is a price: what one more unit
-of budget would save.
+The lasso with a budget: the follower fits a linear model whose coefficients may have a
+total size of at most ``x[0]``; the leader chooses that budget, and a ridge, by the
+error on other data. The budget is the right side of a row, so its multiplier is a
+price: what one more unit of budget would save.
 """
 
 # %%
@@ -34,7 +34,8 @@ inputs, target = draw(40)
 other_inputs, other_target = draw(40)
 
 # %%
-# Absolute values are two parts, ``w = u - v`` with ``u, v >= 0``: then the budget is one row.
+# Absolute values are two parts, ``w = u - v`` with ``u, v >= 0``: then the budget is
+# one row.
 
 
 def split(y):
@@ -75,7 +76,7 @@ objective = jax.jit(jax.value_and_grad(lambda y: fit(solution.x, y)))
 peer = minimize(
     lambda y: [np.asarray(part, float) for part in objective(y)],
     np.full(size, 0.01), jac=True, bounds=[(0, None)] * size, method="SLSQP",
-    constraints=dict(type="ineq", fun=lambda y: budget - y.sum(), jac=lambda y: -np.ones(size)),
+    constraints=dict(type="ineq", fun=lambda y: budget - y.sum()),
     options=dict(ftol=1e-14, maxiter=500),
 )  # fmt: skip
 difference = float(np.max(np.abs(split(peer.x) - coefficients)))
@@ -83,8 +84,8 @@ print(f"largest difference {difference:.1e}")
 assert difference < 1e-4
 
 # %%
-# Coefficients along the budget, and the error above: it has a kink wherever a coefficient
-# enters or leaves.
+# Coefficients along the budget, and the error above: it has a kink wherever a
+# coefficient enters or leaves.
 
 budgets = np.linspace(0.1, 6, 120)
 path = jax.vmap(
@@ -100,5 +101,5 @@ axes[1].set(xlabel="budget", ylabel="coefficients")
 plt.show()
 
 # %%
-# For your own data: ``inputs`` and ``target``. Several groups of features get several ridges;
-# standardise the features first, so that one budget is fair to all.
+# For your own data: ``inputs`` and ``target``. Several groups of features get several
+# ridges; standardise the features first, so that one budget is fair to all.

@@ -2,14 +2,15 @@
 A production game
 =================
 
-Two firms sell the same good. The leader chooses its output first; the follower sees it and
-answers with its own, up to what its plant can make. This is Stackelberg's game of 1934, and
-it has a closed form, so it is a good place to begin: every number can be checked by hand.
+Two firms sell the same good. The leader chooses its output first; the follower sees it
+and answers with its own, up to what its plant can make. This is Stackelberg's game of
+1934, and it has a closed form, so it is a good place to begin: every number can be
+checked by hand.
 """
 
 # %%
-# The price falls with what both bring to the market, ``price = 12 - x - y``. Making a unit
-# costs the leader 2 and the follower 3; the follower's plant makes at most 2.5.
+# The price falls with what both bring to the market, ``price = 12 - x - y``. Making a
+# unit costs the leader 2 and the follower 3; the follower's plant makes at most 2.5.
 
 import jax
 import jax.numpy as jnp
@@ -43,18 +44,18 @@ print(f"leader {solution.x[0]:.6f}, follower {solution.y[0]:.6f}")
 print(f"profit {-solution.value:.6f}")
 
 # %%
-# By hand: unconstrained, the follower answers ``y = (9 - x) / 2``, held between 0 and 2.5.
-# While the plant is full (``x <= 4``) the leader earns ``(7.5 - x) x``; after that
-# ``(5.5 - x / 2) x``, which is best at ``x = 5.5``: 15.125. Above ``x = 9`` the follower is
-# gone and the leader earns ``(10 - x) x``, no more than 9.
+# By hand: unconstrained, the follower answers ``y = (9 - x) / 2``, held between 0 and
+# 2.5. While the plant is full (``x <= 4``) the leader earns ``(7.5 - x) x``; after that
+# ``(5.5 - x / 2) x``, which is best at ``x = 5.5``: 15.125. Above ``x = 9`` the
+# follower is gone and the leader earns ``(10 - x) x``, no more than 9.
 
 best = (5.5 - 5.5 / 2) * 5.5
 print(f"closed form {best:.6f}, difference {abs(best + solution.value):.1e}")
 assert abs(best + solution.value) < 1e-8
 
 # %%
-# What the leader earns has a kink wherever the follower meets a limit. The multiplier of
-# the plant's limit is what one more unit of capacity would be worth to the follower.
+# What the leader earns has a kink wherever the follower meets a limit. The multiplier
+# of the plant's limit is what one more unit of capacity would be worth to the follower.
 
 xs = np.linspace(0, 12, 241)
 curve = jax.vmap(lambda x: bx.hypergradient(problem, x[None], throw=False))(xs)
@@ -70,5 +71,5 @@ plt.show()
 
 # %%
 # For your own game: change the two functions. Several products are vectors; shared
-# resources of the follower are rows of a :class:`bilevax.Polyhedron`. Several *leaders* are
-# another problem, which bilevax does not solve.
+# resources of the follower are rows of a :class:`bilevax.Polyhedron`. Several *leaders*
+# are another problem, which bilevax does not solve.

@@ -2,14 +2,15 @@
 A tariff for many households
 ============================
 
-A retailer posts a price for each of six parts of the day. Every household moves its load to
-cheaper hours as far as that is worth the trouble, needs a given amount over the day, and has
-a fuse. The retailer's profit is the mean over the households; each is a follower of its own.
+A retailer posts a price for each of six parts of the day. Every household moves its
+load to cheaper hours as far as that is worth the trouble, needs a given amount over the
+day, and has a fuse. The retailer's profit is the mean over the households; each is a
+follower of its own.
 """
 
 # %%
-# Three hundred households, drawn: what they would use at equal prices, how much they mind
-# changes, and their fuses.
+# Three hundred households, drawn: what they would use at equal prices, how much they
+# mind changes, and their fuses.
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,8 @@ data = dict(
 wholesale = np.array([18.0, 25.0, 30.0, 34.0, 55.0, 28.0])
 
 # %%
-# ``instance`` is the problem of one household; :class:`bilevax.Followers` does the rest.
+# ``instance`` is the problem of one household; :class:`bilevax.Followers` does the
+# rest.
 
 
 def household(d):
@@ -72,8 +74,8 @@ after = bx.hypergradient(followers, solution.x, throw=False)
 assert after.value < before.value
 
 # %%
-# One household, checked by SciPy; and the price of its daily need, the multiplier of its
-# equality row.
+# One household, checked by SciPy; and the price of its daily need, the multiplier of
+# its equality row.
 
 from scipy.optimize import minimize  # noqa: E402
 
@@ -105,6 +107,6 @@ axes[1].legend()
 plt.show()
 
 # %%
-# For your own households: the columns of ``data``, one row each; households of different
-# shapes go through ``bx.Followers.padded``. Where they share a feeder they see each other,
-# and are one lower level, not many.
+# For your own households: the columns of ``data``, one row each; households of
+# different shapes go through ``bx.Followers.padded``. Where they share a feeder they
+# see each other, and are one lower level, not many.
