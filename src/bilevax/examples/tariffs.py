@@ -87,9 +87,8 @@ peer = minimize(
     options=dict(ftol=1e-14, maxiter=300),
 )  # fmt: skip
 print(f"largest difference {np.max(np.abs(peer.x - after.lower.y[one])):.1e}")
-print(
-    f"another unit of need costs household {one}: {-after.lower.multipliers[one, -1]:.3f}"
-)
+need = -float(after.lower.multipliers[one, -1])
+print(f"another unit of need costs household {one}: {need:.3f}")
 assert np.max(np.abs(peer.x - after.lower.y[one])) < 1e-4
 
 # %%
