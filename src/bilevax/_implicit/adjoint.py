@@ -302,7 +302,6 @@ class Danskin(AbstractAdjoint):
         return jnp.zeros_like(top), jnp.zeros_like(bottom), jnp.asarray(True)
 
 
-<<<<<<< HEAD
 def refuse_danskin(problem) -> None:
     """Raise a `ValueError` where `upper` takes prices, which `Danskin` holds fixed."""
     if problem.prices:
@@ -310,7 +309,8 @@ def refuse_danskin(problem) -> None:
             "Danskin() takes the answer of the lower level as fixed, and `upper` takes "
             "prices, which move with `x`. Leave `adjoint` out."
         )
-=======
+
+
 class Occasional(AbstractAdjoint):
     """Another adjoint, `times` as large where `now` holds, and nothing where not.
 
@@ -326,7 +326,6 @@ class Occasional(AbstractAdjoint):
         v, w, fine = self.adjoint.solve(system, solution, top, bottom)
         scaled = lambda part: jnp.where(self.now, self.times * part, 0)
         return scaled(v), scaled(w), fine
->>>>>>> 6b1676f03ef3d8bde4d2375511774f3d790efab0
 
 
 def largest_curvature(operator, like, steps: int = 30):
