@@ -26,6 +26,7 @@ LAYERS = (
     ("adversarial.attacks", "adversarial.files"),
     ("adversarial.training", "adversarial._former"),
     ("adversarial",),
+    ("examples",),
     ("_cli",),
     ("__main__",),
 )  # fmt: skip

@@ -1,5 +1,4 @@
-"""`bilevax solve | explain | certify | compare | experiment | train | evaluate |
-export`."""
+"""The command `bilevax`; its commands are the files beside this one."""
 
 import argparse
 import os
@@ -11,7 +10,18 @@ import bilevax
 
 from .._files.checkpoint import CheckpointError
 from .._status import BilevelError
-from . import certify, compare, evaluate, experiment, explain, export, solve, train
+from . import (
+    certify,
+    compare,
+    doctor,
+    evaluate,
+    example,
+    experiment,
+    explain,
+    export,
+    solve,
+    train,
+)
 from .interrupt import interrupts_kept
 from .problem_file import FileError, in_user_lines
 from .text import complain, results_alone
@@ -46,6 +56,21 @@ def main(arguments: list[str] | None = None) -> int:
         return complain(f"{text}\n(Set BILEVAX_TRACEBACK=1 to see where it came from.)")
 
 
+# As `bilevax --help` lists them.
+_COMMANDS = (
+    solve,
+    explain,
+    certify,
+    compare,
+    experiment,
+    train,
+    evaluate,
+    export,
+    example,
+    doctor,
+)
+
+
 class Parser(argparse.ArgumentParser):
     """Tells a mistake in a line or two, without all of the usage before it."""
 
@@ -64,8 +89,7 @@ def parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"bilevax {bilevax.__version__}"
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    rooms = (solve, explain, certify, compare, experiment, train, evaluate, export)
-    for command in rooms:
+    for command in _COMMANDS:
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(name, help=command.TEXT, description=command.TEXT)
         sub.add_argument("--json", action="store_true", help="machine-readable output")

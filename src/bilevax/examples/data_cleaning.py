@@ -85,7 +85,8 @@ peer = minimize(
     np.zeros(3), jac=True, bounds=[(-3, 3)] * 3, options=dict(ftol=1e-15, gtol=1e-12),
 )  # fmt: skip
 print(f"largest difference {np.max(np.abs(peer.x - solution.y)):.1e}")
-assert np.max(np.abs(peer.x - solution.y)) < 1e-5
+F, reference = solution.value, float(clean_loss(solution.x, peer.x))
+assert abs(F - reference) < 1e-6
 
 # %%
 # Which samples count.

@@ -49,9 +49,9 @@ print(f"profit {-solution.value:.6f}")
 # ``(5.5 - x / 2) x``, which is best at ``x = 5.5``: 15.125. Above ``x = 9`` the
 # follower is gone and the leader earns ``(10 - x) x``, no more than 9.
 
-best = (5.5 - 5.5 / 2) * 5.5
-print(f"closed form {best:.6f}, difference {abs(best + solution.value):.1e}")
-assert abs(best + solution.value) < 1e-8
+F, reference = solution.value, -(5.5 - 5.5 / 2) * 5.5
+print(f"closed form {-reference:.6f}, difference {abs(F - reference):.1e}")
+assert abs(F - reference) < 1e-8
 
 # %%
 # What the leader earns has a kink wherever the follower meets a limit. The multiplier

@@ -89,7 +89,8 @@ peer = minimize(
 print(f"largest difference {np.max(np.abs(peer.x - after.lower.y[one])):.1e}")
 need = -float(after.lower.multipliers[one, -1])
 print(f"another unit of need costs household {one}: {need:.3f}")
-assert np.max(np.abs(peer.x - after.lower.y[one])) < 1e-4
+F, reference = float(after.each.value[one]), -(prices - wholesale) @ peer.x
+assert abs(F - reference) < 1e-4
 
 # %%
 
