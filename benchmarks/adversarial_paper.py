@@ -22,8 +22,13 @@ COLUMNS = (
     ("ssigd", 2e-5), ("ssigd", 6e-5), ("ssigd", 8e-5),
     ("ds-blo", 1e-5), ("ds-blo", 5e-5), ("ds-blo", 1e-4),
 )  # fmt: skip
-TITLES = dict(zip(("at", "trades", "pigd"), ("AT", "TRADES", "PIGD†"), strict=True))
-TITLES |= {"ssigd": "[S]SIGD†", "ds-blo": "DS-BLO†"}
+TITLES = {
+    "at": "AT",
+    "trades": "TRADES",
+    "pigd": "PIGD†",
+    "ssigd": "[S]SIGD†",
+    "ds-blo": "DS-BLO†",
+}
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 EPOCHS = 20
 METRICS = {"SA": "clean", "RA": "pgd", "ensemble": "ensemble"}

@@ -1,11 +1,12 @@
 """Why a single long step of the attack ends in a collapse, in minutes on a CPU.
 
-    python -m benchmarks.collapse [--out benchmarks/results/collapse.jsonl]
+    python -m benchmarks.collapse [--seeds 1] [--cases NUMBER ...]
     python -m benchmarks.collapse --draw docs/collapse.svg
 
 The first command trains the small network on scikit-learn's digits at a large radius
 with one attack after the other and writes a row per epoch: accuracy under the training
-attack, under PGD (ten steps, the same training images) and on clean images. The second
+attack, under PGD (ten steps, the same training images) and on clean images. Runs are
+planned for 80 epochs and end after 25, or where the guard ends them. The second command
 draws the rows.
 """
 
@@ -20,13 +21,13 @@ from bilevax.adversarial.training.training import train
 
 ROWS = Path(__file__).parent / "results" / "collapse.jsonl"
 BASE = Settings(
+    method="bilevel-sgd",
     model="small",
     width=64,
     epsilon=0.3,
-    epochs=30,
+    epochs=80,
     batch_size=50,
     rate=0.2,
-    momentum=0.8,
     padding=0,
     flip=False,
     average=0.9,
@@ -35,13 +36,11 @@ LONG = 2000 / 255
 # Without a first attack the last step, a long one, is all of the attack.
 CASES = {
     "one plain step of 2000/255": dict(attack_steps=0, attack_step=LONG),
-    "four sign steps, then 2000/255": dict(
-        attack_steps=4, sign_step=BASE.epsilon / 2, attack_step=LONG
-    ),
+    "two of them, the former default": dict(attack_steps=1, attack_step=LONG),
     "the default": dict(),
 }
-SHOWN = ("accuracy", "robust_by_batch", "clean_by_batch", "free", "loss", "seconds")
-IMAGES = 500
+SHOWN = ("accuracy", "robust_by_batch", "clean_by_batch", "free", "loss")
+IMAGES, LAST = 500, 25
 
 
 def digits():
@@ -52,17 +51,26 @@ def digits():
     )
 
 
-def run(case: str, seed: int) -> list[dict]:
-    """A row per epoch; the last one says how the run ended."""
+class _EnoughError(Exception):
+    """The epochs that are shown are done."""
+
+
+def run(case: str, seed: int, out: Path) -> str:
+    """Add a row per epoch to the file; how the run ended."""
     settings = dataclasses.replace(BASE, seed=seed, **CASES[case])
-    trained = train(digits(), settings)
-    common = dict(case=case, seed=seed, settings=settings.as_row())
-    return [
-        common
-        | dict(epoch=row["epoch"], stopped=trained.stopped)
-        | {name: row[name] for name in SHOWN}
-        for row in trained.rows
-    ]
+    common = dict(case=case, seed=seed, attack=settings.attack._asdict())
+
+    def write(epoch, model, average, row):
+        shown = common | dict(epoch=epoch) | {name: row[name] for name in SHOWN}
+        with out.open("a") as file:
+            file.write(json.dumps(shown) + "\n")
+        if epoch == LAST:
+            raise _EnoughError
+
+    try:
+        return train(digits(), settings, every_epoch=write).stopped
+    except _EnoughError:
+        return f"stopped after {LAST} epochs"
 
 
 def draw(rows: list[dict], path: Path) -> None:
@@ -99,7 +107,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROWS)
     parser.add_argument("--draw", type=Path, help="draw the rows here, run nothing")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--cases", type=int, nargs="+", default=range(len(CASES)),
+        help=f"by number: {', '.join(f'{i} {case}' for i, case in enumerate(CASES))}",
+    )  # fmt: skip
     options = parser.parse_args()
     if options.draw is not None:
         lines = options.out.read_text().splitlines()
@@ -108,19 +120,10 @@ def main():
     there = options.out.read_text().splitlines() if options.out.exists() else []
     done = {(row["case"], row["seed"]) for row in map(json.loads, there)}
     for seed in range(options.seeds):
-        for case in CASES:
+        for case in (list(CASES)[number] for number in options.cases):
             if (case, seed) in done:
                 continue
-            rows = run(case, seed)
-            with options.out.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
-            last = rows[-1]
-            print(
-                f"{case}, seed {seed}: {last['epoch']} epochs, training attack "
-                f"{last['accuracy']:.1%}, PGD {last['robust_by_batch']:.1%}; "
-                f"{last['stopped']}",
-                flush=True,
-            )
+            print(f"{case}, seed {seed}: {run(case, seed, options.out)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -342,7 +342,8 @@ def test_settings_say_what_is_wrong_with_them():
 @pytest.mark.parametrize("method", BILEVEL)
 @pytest.mark.parametrize("epsilon", [0.0, 1 / 255, 8 / 255, 16 / 255, 0.3, 1.0])
 def test_the_first_attack_reaches_all_of_the_box_at_every_radius(method, epsilon):
-    steps, size, last = Settings(method=method, epsilon=epsilon).attack
+    attack: Any = Settings(method=method, epsilon=epsilon).attack
+    steps, size, last = attack
     assert steps * size >= 2 * epsilon
     if epsilon:
         assert last / epsilon == pytest.approx(12.5)

@@ -83,7 +83,8 @@ def computing_in(network: AbstractNetwork, dtype: str) -> AbstractNetwork:
     described = description(network)
     if described is None or described["dtype"] == dtype:
         return network
-    other = build(key=jax.random.key(0), **(described | dict(dtype=dtype)))
+    described["dtype"] = dtype
+    other = build(key=jax.random.key(0), **described)
     leaves, structure = jax.tree.flatten(other)
     pairs = zip(jax.tree.leaves(network), leaves, strict=True)
     return structure.unflatten([leaf.astype(like.dtype) for leaf, like in pairs])

@@ -123,7 +123,7 @@ def _accuracies(scores: Mapping[str, dict], scored_on: str, radius: str) -> list
 
 
 def _untested(scores: Mapping[str, dict]) -> list[str]:
-    lines = list(_NEVER)
+    lines: list[str] = [*_NEVER]
     if not scores:
         return ["Any attack on images that were not trained on.", *lines]
     if not any("ensemble" in found for found in scores.values()):
