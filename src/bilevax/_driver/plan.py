@@ -11,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray, PyTree
 
-from .._arguments import check_count, check_number
+from .._arguments import check_count, check_flag, check_number, check_path
 from .._constraints import Box, Polyhedron, check_polyhedron
 from .._files.checkpoint import check_writable
 from .._lower.choose import is_on_host, with_sparse_rows
@@ -144,11 +144,18 @@ def _default_chunk(num_steps: int) -> int:
 
 def _starting_points(problem: Problem, x0, starts, num_starts, key):
     first = checked_point(problem, x0)
-    points = [first, *(checked_point(problem, point) for point in starts)]
+    points = [first, *(_checked_start(problem, *pair) for pair in enumerate(starts))]
     flat, unravel = ravel_pytree(first)
     for i in range(num_starts - len(points)):
         points.append(unravel(_random_start(problem, flat, jr.fold_in(key, i))))
     return points
+
+
+def _checked_start(problem: Problem, i: int, point) -> PyTree:
+    try:
+        return checked_point(problem, point)
+    except ValueError as error:
+        raise ValueError(f"`starts[{i}]` is no start: {error}") from None
 
 
 def _random_start(problem: Problem, flat, key):
@@ -203,13 +210,16 @@ def planned(
     **options,
 ) -> Plan:
     """The plan that the arguments of `solve` ask for, checked."""
-    counts = dict(num_steps=num_steps, chunk=options["chunk"])
-    counts["num_starts"] = options["num_starts"]
-    for name, count in counts.items():
+    check_count(options["num_starts"], "num_starts")
+    for name, count in (("num_steps", num_steps), ("chunk", options["chunk"])):
         if count is not None:
             check_count(count, name)
+    check_flag(looks, "looks")
+    if options["polish"] is not None:
+        check_flag(options["polish"], "polish")
+    check_path(options.get("checkpoint"), "checkpoint")
     output, callback = options["output"], options.get("callback")
-    if output not in ("last", "random"):
+    if not (isinstance(output, str) and output in ("last", "random")):
         raise ValueError(f"`output` must be 'last' or 'random'; got {output!r}.")
     if not (stop is None or isinstance(stop, Stop)):
         raise ValueError(

@@ -19,6 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray
 
+from .._arguments import check_number
 from .._files import checkpoint as checkpoints
 from .._implicit.feasible import moves, onto_allowed, onto_domain
 from .._implicit.hypergradient import (
@@ -73,6 +74,22 @@ class Stop:
     move: float = 1e-12
     seconds: float = float("inf")
     certificate: tuple[float, float] | None = None
+
+    def __post_init__(self):
+        for name in ("momentum", "move", "seconds"):
+            value, what = getattr(self, name), "a limit, zero or more"
+            # Infinity, too, is a limit.
+            if not (isinstance(value, float) and value == np.inf):
+                check_number(value, name, what, 0)
+        if self.certificate is not None:
+            pair = self.certificate
+            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise ValueError(
+                    "`certificate` must be a pair `(radius, eps)`; got "
+                    f"{self.certificate!r}."
+                )
+            check_number(pair[0], "certificate", "of a positive radius", 5e-324)
+            check_number(pair[1], "certificate", "of a bound `eps`, zero or more", 0)
 
 
 @dataclass

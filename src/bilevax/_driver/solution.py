@@ -169,16 +169,16 @@ def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     """The status of the result, and why the run ended.
 
     A value that is no number is no answer, and neither is one that has no end. Whether
-    it has is asked where a polish was asked for: comparisons pay for no look at `F`
-    beyond their own.
+    it has is asked with or without a polish; only a run that never looks at `F` cannot
+    know, and one on samples, whose end is noise, asks a shorter question.
     """
     if has_value(e.status) and not np.isfinite(e.value):
         return Status.non_finite, end.reason
-    if run.looks and run.problem.is_sampled and not run.polish and has_value(e.status):
+    if not (run.looks and has_value(e.status)):
+        return e.status, end.reason
+    if run.problem.is_sampled and not run.polish:
         told = still_falling(run.view, x, e, end.length)
         return e.status, end.reason if told is None else f"{end.reason}; {told}"
-    if not (run.polish and has_value(e.status)):
-        return e.status, end.reason
     found = beyond(run.view, run.x0, x, e, end.length)
     if found is Beyond.unbounded:
         return Status.unbounded, found.value

@@ -2,15 +2,14 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from .._arguments import check_count, checked_key
+from .._arguments import check_count, check_flag, checked_key, listed
 from .._files.progress import progress_bar
 from .._methods.base import AbstractMethod
 from .._problem.problem import AbstractProblem
@@ -72,7 +71,10 @@ def solve(
     Where the lower level is empty, `x` goes to the nearest point where it is not. A
     result that is no answer raises a `BilevelError`, unless `throw=False`.
     """
+    starts = listed(starts, "starts", "starting points")
     _check_not_traced("solve", problem, method, x0, key, starts)
+    check_flag(throw, "throw")
+    check_flag(progress, "progress")
     if executor is not None and callback is not None:
         raise ValueError(
             "`callback` is a function of this process, and with an `executor` the run "
@@ -142,7 +144,10 @@ def solve_many(
     and `message` of its solution tell, and the others stay right. Seconds in the
     histories are those of the whole batch.
     """
+    problems = listed(problems, "problems", "problems")
     _check_not_traced("solve_many", problems, method, x0s, keys)
+    check_count(num_starts, "num_starts")
+    check_flag(progress, "progress")
     plan = planned(
         method=method,
         num_steps=num_steps,
@@ -190,9 +195,8 @@ def _functions(problem) -> tuple:
 
 def _tasks(problems, x0s, keys) -> list[Task]:
     count = len(problems)
-    if isinstance(x0s, jax.Array | np.ndarray):
-        x0s = list(x0s)
-    if isinstance(keys, int | np.integer) or getattr(keys, "shape", None) == ():
+    x0s = listed(x0s, "x0s", "starting points, one per problem,")
+    if not isinstance(keys, Iterable) or getattr(keys, "shape", None) == ():
         keys = jr.split(checked_key(keys), count)
     keys = [checked_key(key) for key in keys]
     for name, things in (("x0s", x0s), ("keys", keys)):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
+from .._arguments import as_number, check_fields
 from .._constraints import AbstractConstraints
 from .._lower.base import LowerSolution
 from .._lower.dense import curvature, flatten, largest, probe, ratio
@@ -66,6 +67,9 @@ def kkt_system(problem: Problem, x, y, active) -> KKTSystem:
 
 class AbstractAdjoint(Plain):
     """A way to solve the KKT system of a lower-level solution."""
+
+    def __check_init__(self):
+        check_fields(self)
 
     @abc.abstractmethod
     def solve(
@@ -274,9 +278,12 @@ class ScaledIdentity(AbstractAdjoint):
     that comes through the lower level is scaled on purpose.
     """
 
-    weight: Float[Array, ""] = eqx.field(converter=lambda w: jnp.asarray(w, float))
+    weight: Float[Array, ""] = eqx.field(
+        converter=as_number, metadata={"number": "constant"}
+    )
 
     def __check_init__(self):
+        check_fields(self)
         if not is_traced(self.weight) and not 0 < float(self.weight) < jnp.inf:
             raise ValueError(
                 f"`weight` must be a positive number; got {float(self.weight)}."

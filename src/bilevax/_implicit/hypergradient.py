@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
+from .._arguments import check_flag
 from .._lower.active_set import ActiveSet, blank_solution
 from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite, strongly_typed
 from .._lower.choose import (
@@ -81,11 +82,9 @@ def hypergradient(
     raises a `BilevelError` with its cause and remedy, unless `throw=False` or the call
     is traced; then `status` tells. A kink is no failure, nor are dependent rows.
     """
-    if not isinstance(problem, Problem | Followers):
-        raise ValueError(
-            "`problem` must be a Problem or Followers; got "
-            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
-        )
+    check_problem(problem)
+    check_flag(quality, "quality")
+    check_flag(throw, "throw")
     x = checked_point(problem, x)
     adjoint = problem.adjoint if adjoint is None else adjoint
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
@@ -105,6 +104,15 @@ def hypergradient(
     if throw:
         raise_on_failure(evaluation, "The hypergradient")
     return evaluation
+
+
+def check_problem(problem: Any) -> None:
+    """Raise a `ValueError` unless `F` can be evaluated."""
+    if not isinstance(problem, Problem | Followers):
+        raise ValueError(
+            "`problem` must be a Problem or Followers; got "
+            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
+        )
 
 
 def one_of_many(problem: Problem | Followers, x) -> Evaluation:

@@ -17,11 +17,17 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray, PyTree
 
-from .._arguments import check_number, checked_key
+from .._arguments import check_count, check_number, checked_key
 from .._constraints import Box
 from .._implicit.feasible import onto_domain
-from .._implicit.hypergradient import Evaluation, evaluate, hypergradient, staged
-from .._lower.choose import checked_solver
+from .._implicit.hypergradient import (
+    Evaluation,
+    check_problem,
+    evaluate,
+    hypergradient,
+    staged,
+)
+from .._lower.choose import check_choice, checked_solver
 from .._lower.dense import Unravel
 from .._methods.polish import polish
 from .._problem.checks import checked_point
@@ -96,11 +102,17 @@ def certify(
     points is chosen on `num_tilts` tilts and its norm estimated on as many fresh ones,
     because a hull over noisy gradients would fit the noise.
     """
+    check_problem(problem)
     radius = _checked_radius(radius, delta_bar)
+    if num_samples is not None:
+        check_count(num_samples, "num_samples")
+    check_choice(perturbation, AbstractPerturbation, "perturbation", "Gaussian")
+    check_number(num_tilts, "num_tilts", "a number of tilts, two or more", 2)
+    check_count(num_tilts, "num_tilts")
     key = checked_key(key)
     x = checked_point(problem, x)
     flat, _ = ravel_pytree(x)
-    count = max(_BATCH, 10 * flat.size) if num_samples is None else num_samples
+    count = max(_BATCH, 10 * flat.size) if num_samples is None else int(num_samples)
     points = _ball(problem, x, radius, count, key)
     fresh_key = key
     if perturbation is None:
@@ -161,6 +173,9 @@ def moreau(problem: Problem | Followers, x: PyTree, smoothing: float) -> float:
 
     `|x - z| / smoothing` with `z` the minimiser of `F(z) + |z - x|^2 / (2 smoothing)`.
     """
+    check_problem(problem)
+    what = "a positive number, the weight of the proximal term"
+    check_number(smoothing, "smoothing", what, np.nextafter(0, 1))
     x = checked_point(problem, x)
     near = with_fields(problem, upper=_Proximal(problem.upper, x, smoothing))
     if isinstance(problem, Followers):

@@ -8,7 +8,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from .._implicit.hypergradient import Evaluation, hypergradient
+from .._implicit.hypergradient import Evaluation, check_problem, hypergradient
 from .._lower.dense import flatten
 from .._problem.checks import checked_point
 from .._problem.followers import Followers
@@ -59,6 +59,7 @@ def explain(problem: Problem | Followers, x: PyTree) -> Explanation:
     Of many followers those are looked at that have no answer or are nearest to a kink,
     and each assumption is reported for the one of them that is worst off.
     """
+    check_problem(problem)
     x = checked_point(problem, x)
     e = hypergradient(problem, x, throw=False)
     if isinstance(problem, Followers):

@@ -6,11 +6,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from .._arguments import as_number, check_fields
 from .._implicit.hypergradient import Evaluation
 from .._lower.base import Iterations, LowerSolution
 from .._problem.followers import Followers
@@ -112,6 +112,9 @@ class AbstractMethod(Plain):
     run.
     """
 
+    def __check_init__(self):
+        check_fields(self)
+
     @abc.abstractmethod
     def init(
         self,
@@ -190,10 +193,7 @@ def number(default):
     None stays None, and a function (a schedule) stays a function.
     """
 
-    def convert(value):
-        return value if value is None or callable(value) else jnp.asarray(value, float)
-
-    return eqx.field(default=default, converter=convert)
+    return eqx.field(default=default, converter=as_number, metadata={"number": True})
 
 
 def at_step(value: Any, step) -> Any:

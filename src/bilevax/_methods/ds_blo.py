@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, PRNGKeyArray, PyTree
 
+from .._arguments import check_fields
 from .._lower.base import LowerSolution
 from .._problem.perturbation import AbstractPerturbation, Gaussian
 from .._problem.problem import Problem
@@ -72,6 +73,7 @@ class DSBLO(AbstractAskingMethod):
     segment: bool = True
 
     def __check_init__(self):
+        check_fields(self)
         if (self.gamma1 is None) != (self.gamma2 is None):
             raise ValueError(
                 "`gamma1` and `gamma2` belong together: give both (the paper's "

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from .._arguments import check_fields
 from .._constraints import Polyhedron
 from .._constraints.base import AbstractFixedSet
 from .._implicit.adjoint import largest_curvature
@@ -126,6 +127,7 @@ class LVHBA(AbstractMethod):
     first_step: Number = number(0.1)
 
     def __check_init__(self):
+        check_fields(self)
         given = [
             value is not None
             for value in (self.alpha, self.beta, self.eta, self.g1, self.g2)

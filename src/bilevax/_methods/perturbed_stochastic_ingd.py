@@ -1,5 +1,6 @@
 """Perturbed stochastic INGD: segments that end near the next iterate."""
 
+from .._arguments import check_fields
 from .asking import AbstractAskingMethod
 from .base import Number, number
 from .stochastic_ingd import (
@@ -46,6 +47,7 @@ class PerturbedStochasticINGD(AbstractAskingMethod):
     window: int = 0
 
     def __check_init__(self):
+        check_fields(self)
         check_constants(self)
 
     @property

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from .._arguments import check_fields
 from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._programs.arrays import xp
@@ -59,6 +60,7 @@ class StochasticINGD(AbstractAskingMethod):
     window: int = 0
 
     def __check_init__(self):
+        check_fields(self)
         check_constants(self)
 
     @property

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from .._arguments import check_flag
 from .._constraints import (
     AbstractConstraints,
     Box,
@@ -127,6 +128,7 @@ class Problem(AbstractProblem):
         self.upper, self.lower, self.constraints = upper, lower, constraints
         self.y0 = checked_start(constraints, y0)
         self.domain = checked_domain(domain)
+        check_flag(always_feasible, "always_feasible")
         self.always_feasible = bool(always_feasible)
         self.solver, self.adjoint, self.members = solver, adjoint, members
         self.prices = prices
