@@ -59,6 +59,13 @@ class Status(eqx.Enumeration):
         "no best `x`. Check the sign of `upper`, restrict `x` with `domain`, or add a "
         "term to `upper` that grows with `x`."
     )
+    upper_infeasible = (
+        "No point was found that satisfies the upper constraints: from here no small "
+        "move of `x` lowers their violation, however much it weighs. They mean "
+        "`c(x, y*(x)) <= 0` with the follower's answer: check their signs (for a >= b "
+        "return b - a). Else try more `starts` or `num_starts`, relax the constraints, "
+        "or take one `x` at which they hold as a start."
+    )
     lost = (
         "The run was given to an `executor` and did not come back, twice: its process "
         "died or could not do it. Give workers more memory or time, look into their "

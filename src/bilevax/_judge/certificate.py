@@ -111,13 +111,15 @@ def certify(
             problem, x, points, perturbation, choose_key, num_tilts
         )
     usable = gradients[fine].mean(axis=1)
-    cone = _normal_cone(problem, np.asarray(flat))
+    cone = normal_cone(problem, np.asarray(flat))
     path = tuple(
-        (part, _min_norm(usable[:part], cone)[0])
+        (part, min_norm(usable[:part], cone)[0])
         for part in sorted({max(1, len(usable) * i // 8) for i in (1, 2, 4, 8)})
         if len(usable)
     )
-    measure, weights = _min_norm(usable, cone) if len(usable) else (np.inf, np.zeros(0))
+    measure, weights = np.inf, np.zeros(0)
+    if len(usable):
+        measure, weights, _ = min_norm(usable, cone)
     interval, errors = None, np.zeros(0)
     if len(usable):
         # The measure is that of the points in the combination, and so is its error.
@@ -299,7 +301,7 @@ def _batch(problem, points, keys, law, warm, unravel, quality):
     return jax.vmap(one)(points, keys)
 
 
-def _normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
+def normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
     """Generators of the normal cone of the domain at `x`, as rows."""
     domain = problem.domain
     if domain is None:
@@ -317,8 +319,10 @@ def _normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
     return both / np.where(lengths > 0, lengths, 1)
 
 
-def _min_norm(gradients: np.ndarray, cone: np.ndarray) -> tuple[float, np.ndarray]:
-    """The shortest vector of hull + cone, and the weights in the hull.
+def min_norm(
+    gradients: np.ndarray, cone: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """The shortest vector of hull + cone, and the weights in the hull and the cone.
 
     Non-negative least squares: with columns `(g_i, 1)` and `(n_j, 0)` and the target
     `(0, 1)`, the best weights are a multiple of the wanted ones.
@@ -328,7 +332,7 @@ def _min_norm(gradients: np.ndarray, cone: np.ndarray) -> tuple[float, np.ndarra
 
     size = np.abs(gradients).max(initial=0)
     if size == 0:
-        return 0.0, np.full(len(gradients), 1 / len(gradients))
+        return 0.0, np.full(len(gradients), 1 / len(gradients)), np.zeros(len(cone))
     matrix = np.vstack(
         [
             np.concatenate([gradients / size, cone]).T,
@@ -340,14 +344,14 @@ def _min_norm(gradients: np.ndarray, cone: np.ndarray) -> tuple[float, np.ndarra
     w, _ = nnls(matrix, target, maxiter=50 * matrix.shape[1])
     total = w[: len(gradients)].sum()
     w = w / total
-    weights = w[: len(gradients)]
-    shortest = weights @ gradients + size * (w[len(gradients) :] @ cone)
-    return float(np.linalg.norm(shortest)), weights
+    weights, outwards = w[: len(gradients)], size * w[len(gradients) :]
+    shortest = weights @ gradients + outwards @ cone
+    return float(np.linalg.norm(shortest)), weights, outwards
 
 
 def _norm_with_interval(draws: np.ndarray, cone: np.ndarray):
     """`|mean|` of independent vectors, up to the cone, with a 95 % interval."""
     mean = draws.mean(axis=0)
     spread = np.sqrt(draws.var(axis=0, ddof=1).sum() / len(draws))
-    size = _min_norm(mean[None], cone)[0]
+    size = min_norm(mean[None], cone)[0]
     return size, (max(0.0, size - 1.96 * spread), size + 1.96 * spread)

@@ -52,15 +52,20 @@ def check_functions(problem: Any, x: PyTree[Array]) -> None:
         (problem.upper_value, "upper"),
         (problem.lower_value, "lower"),
     ):
-        try:
-            jax.eval_shape(function, x, problem.y0)
-        except ValueError:
-            raise
-        except (TypeError, IndexError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"`{name}(x, y)` could not be evaluated with x of shape "
-                f"{_shapes(x)} and y of shape {_shapes(problem.y0)}: {error}"
-            ) from error
+        called(function, name, x, problem.y0)
+
+
+def called(function, name: str, x, y):
+    """The shapes of `function(x, y)`, or a `ValueError` if it has none."""
+    try:
+        return jax.eval_shape(function, x, y)
+    except ValueError:
+        raise
+    except (TypeError, IndexError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"`{name}(x, y)` could not be evaluated with x of shape "
+            f"{_shapes(x)} and y of shape {_shapes(y)}: {error}"
+        ) from error
 
 
 _low_precision_warned = False
@@ -102,6 +107,17 @@ def checked_start(constraints, y0):
     # One precision for all of the lower level, the higher one.
     dtype = jnp.result_type(*jax.tree.leaves((y0, like)))
     return jax.tree.map(lambda leaf: leaf.astype(dtype), y0)
+
+
+def checked_function(function, name: str, meaning: str):
+    """A function of `(x, y)`, or None."""
+    if function is None or callable(function):
+        return function
+    raise ValueError(
+        f"`{name}` must be a function of `(x, y)` that returns an array, with the "
+        f"meaning {meaning}; got {type(function).__name__}. Constraints on `x` alone "
+        "can also be a `domain`."
+    )
 
 
 def checked_domain(domain):

@@ -21,7 +21,13 @@ from .._constraints import (
     tree_as_float,
 )
 from .._programs.modules import Plain, made, with_fields
-from .checks import check_like, checked_domain, checked_start, scalar
+from .checks import (
+    check_like,
+    checked_domain,
+    checked_function,
+    checked_start,
+    scalar,
+)
 from .perturbation import tree_add
 
 
@@ -39,6 +45,11 @@ class AbstractProblem(Plain):
     @property
     def is_sampled(self) -> bool:
         """Whether draws differ."""
+        return False
+
+    @property
+    def is_coupled(self) -> bool:
+        """Whether the leader has constraints that involve `y`."""
         return False
 
     @abc.abstractmethod
@@ -63,6 +74,10 @@ class Problem(AbstractProblem):
     - `y0`: where lower solvers start. Needed only where the constraints do not fix the
       structure of `y` (no rows, or a pytree `y` in a `Polyhedron`).
     - `domain`: an optional set for `x`, a `Box` or a `Polyhedron` without `B`.
+    - `upper_constraints`, `upper_equalities`: `c(x, y) <= 0` and `h(x, y) = 0`, arrays
+      or pytrees of arrays, that the leader must satisfy with the follower's answer
+      `y*(x)`. The follower does not know of them. `solve` observes them, `F` and
+      `hypergradient` do not change.
     - `always_feasible`: a promise that the lower level has a point at every `x` that
       will be visited, so that methods need no way back from where it has none.
     - `solver`, `adjoint`: how the lower level and its derivative are computed where a
@@ -84,6 +99,8 @@ class Problem(AbstractProblem):
     solver: Any
     adjoint: Any
     members: Int[Array, " batch"] | None
+    upper_constraints: Callable | None
+    upper_equalities: Callable | None
 
     def __init__(
         self,
@@ -93,6 +110,8 @@ class Problem(AbstractProblem):
         *,
         y0=None,
         domain=None,
+        upper_constraints=None,
+        upper_equalities=None,
         always_feasible=False,
         solver=None,
         adjoint=None,
@@ -113,6 +132,12 @@ class Problem(AbstractProblem):
         self.upper, self.lower, self.constraints = upper, lower, constraints
         self.y0 = checked_start(constraints, y0)
         self.domain = checked_domain(domain)
+        self.upper_constraints = checked_function(
+            upper_constraints, "upper_constraints", "c(x, y) <= 0"
+        )
+        self.upper_equalities = checked_function(
+            upper_equalities, "upper_equalities", "h(x, y) = 0"
+        )
         self.always_feasible = bool(always_feasible)
         self.solver, self.adjoint, self.members = solver, adjoint, members
 
@@ -120,17 +145,11 @@ class Problem(AbstractProblem):
         return self
 
     def assuming_feasible(self):
-        return Problem(
-            self.upper,
-            self.lower,
-            self.constraints,
-            y0=self.y0,
-            domain=self.domain,
-            always_feasible=True,
-            solver=self.solver,
-            adjoint=self.adjoint,
-            members=self.members,
-        )
+        return with_fields(self, always_feasible=True)
+
+    @property
+    def is_coupled(self):
+        return not (self.upper_constraints is None and self.upper_equalities is None)
 
     @property
     def rows_move(self) -> bool:
@@ -196,6 +215,8 @@ def bare(problem: Problem) -> Problem:
         solver=None,
         adjoint=None,
         members=None,
+        upper_constraints=None,
+        upper_equalities=None,
     )
 
 
