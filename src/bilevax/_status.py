@@ -15,9 +15,9 @@ class Status(eqx.Enumeration):
     successful = ""
     non_finite = (
         "A NaN or an infinity reached the lower level: in `x`, in the data of the "
-        "problem, or in a value or derivative of `lower` or `upper` at the start. "
-        "Check the inputs; if `lower` is defined on part of space only (logarithms, "
-        "roots), pass a `y0` inside that part."
+        "problem, in an upper constraint, or in a value or derivative of `lower` or "
+        "`upper` at the start. Check the inputs; if `lower` is defined on part of "
+        "space only (logarithms, roots), pass a `y0` inside that part."
     )
     not_strongly_convex = (
         "The Hessian of `lower` in `y` is not positive definite, at its start `y0` or "

@@ -10,17 +10,16 @@ minimised; if that does not vanish either, the status is `upper_infeasible`.
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._implicit.hypergradient import Evaluation
+from .._constraints import Box
 from .._implicit.upper_constraints import shaped, size_of, stacked
 from .._judge.certificate import certify as certify_at
 from .._judge.multipliers import multipliers_at
-from .._methods.sequential import Oracle, Point, flat_point, restored, sequential
+from .._methods.sequential import Oracle, Point, restored, sequential
 from .._problem.penalised import rows_of, with_penalty
 from .._programs.control import on_device
 from .._status import Status, has_value, message, status_name
@@ -31,6 +30,10 @@ from .solution import Solution, UpperReport, polished, solution_from
 
 # First weights, in units of the slope of `F` over that of the constraint.
 _FIRST_WEIGHT = 2.0
+# Pairs of opposite points around the start at which those are measured, too.
+_PROBES = 2
+# What rounding leaves of zero.
+_NOTHING = 1e-20
 # Weights of violated constraints grow so many times, by this factor.
 _RAISES, _FACTOR = 5, 10.0
 # Steps of the method under heavier weights.
@@ -50,6 +53,20 @@ def answer_from(run: Run, point, certify) -> Asking[Solution]:
     return (yield from _Coupled(run, point).answer(certify))
 
 
+def check_coupled(view, x, looks: bool, output: str) -> None:
+    """Raise a `ValueError` where upper constraints cannot be observed."""
+    if not view.is_coupled:
+        return
+    if not looks or output != "last":
+        wanted = "looks=False" if not looks else f"output={output!r}"
+        raise ValueError(
+            f"`{wanted}` returns an iterate as it is, and the problem has upper "
+            "constraints, which are satisfied at the end of a run alone. Leave it out, "
+            "or solve `bx.penalised(problem, weight)`."
+        )
+    rows_of(view).shapes(view, x)
+
+
 class _Coupled:
     """One start of a problem with upper constraints."""
 
@@ -57,7 +74,11 @@ class _Coupled:
         self.run, self.point = run, point
         self.shapes = rows_of(run.view).shapes(run.view, point)
         self.less, self.count = size_of(self.shapes[0]), size_of(self.shapes)
-        self.began, self.length, self.sizes = time.perf_counter(), 1.0, np.zeros(0)
+        self.began = time.perf_counter()
+        self.oracle = Oracle(
+            plain(run.view), point, self.less, np.zeros(self.count), 1.0
+        )
+        self.oracle.length = self._length(run.view.domain)
 
     def answer(self, certify) -> Asking[Solution]:
         weights = yield from self._first_weights()
@@ -87,26 +108,37 @@ class _Coupled:
 
     # The start
 
-    def _first_weights(self) -> Asking[np.ndarray]:
-        """Weights by which `F` and each constraint weigh alike at the start."""
-        x, e = yield from evaluate_allowed(self.run.view, self.point)
-        ask = (plain(self.run.view), x, None, self.count)
-        begin = yield Request(stacked, ask)
-        values, slopes = np.asarray(begin.values), np.asarray(begin.slopes)
-        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(x)])
-        self.length = float(np.linalg.norm(flat)) or 1.0
-        norms = np.linalg.norm(np.nan_to_num(slopes), axis=1)
-        self._measure(np.abs(np.nan_to_num(values)), norms[1:])
-        slope, known = norms[0] or 1.0, norms[1:] > 0
-        usual = np.median(norms[1:][known]) if known.any() else 1.0
-        return _FIRST_WEIGHT * slope / np.where(known, norms[1:], usual)
+    def _length(self, domain) -> float:
+        """Of `x`: its own at the start, of the domain, or one."""
+        width = 0.0
+        if isinstance(domain, Box):
+            low, high = self.oracle.flat(domain.lower), self.oracle.flat(domain.upper)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            width = float(np.linalg.norm((high - low)[bounded])) / 4
+        return float(np.linalg.norm(self.oracle.flat(self.point))) or width or 1.0
 
-    def _measure(self, values, norms) -> None:
-        """What violations are measured by: sizes of constraints, and their changes."""
-        sizes = np.maximum(values, norms * self.length)
-        sizes = np.where(sizes > 0, sizes, 1.0)
-        self.sizes = np.maximum(self.sizes, sizes) if self.sizes.size else sizes
-        self.oracle = Oracle(plain(self.run.view), self.point, self.less, self.sizes)
+    def _first_weights(self) -> Asking[np.ndarray]:
+        """Weights by which `F` and each constraint weigh alike, around the start.
+
+        At the start alone a constraint may happen to be zero, and flat.
+        """
+        view, slope, norms = plain(self.run.view), 0.0, np.zeros(self.count)
+        numbers = np.random.default_rng(0)
+        flat = self.oracle.flat(self.point)
+        away = numbers.normal(size=(_PROBES, flat.size)) / np.sqrt(flat.size)
+        for move in (np.zeros_like(flat), *away, *-away):
+            there = self.oracle.unravel(flat + self.oracle.length * move)
+            x, _ = yield from evaluate_allowed(view, there)
+            found = yield Request(stacked, (view, x, None, self.count))
+            p = self.oracle.point(x, found)
+            if p.fine:
+                self.oracle.seen(p)
+                slope = max(slope, float(np.linalg.norm(p.slope)))
+                norms = np.maximum(norms, np.linalg.norm(p.jacobian, axis=1))
+        known = norms > _NOTHING
+        usual = np.median(norms[known]) if known.any() else 1.0
+        self.oracle.sizes[self.oracle.sizes < _NOTHING] = 1.0
+        return _FIRST_WEIGHT * (slope or 1.0) / np.where(known, norms, usual)
 
     # Descent on the penalty
 
@@ -127,14 +159,16 @@ class _Coupled:
                 run, stop=left, num_steps=min(_FEW_STEPS, run.num_steps),
                 checkpoint=None, callback=None, tick=lambda count: None, x0=start,
             )  # fmt: skip
-        return (yield from solution_from(self._penalised(run, weights, share), start, None))
+        return (
+            yield from solution_from(self._penalised(run, weights, share), start, None)
+        )
 
     def _at(self, x) -> Point:
-        return flat_point(self.oracle, x, None)
+        return self.oracle.at(x)
 
     def _over(self, p: Point) -> np.ndarray:
         """Constraints that are violated by more than Newton steps will mend."""
-        return self.oracle.outside(p.rows) / self.sizes > _NEARLY
+        return self.oracle.outside(p.rows) / self.oracle.sizes > _NEARLY
 
     def _asks_for_more(self, found: Solution, p: Point) -> bool:
         if status_name(found.status) == "unbounded":
@@ -155,7 +189,9 @@ class _Coupled:
             return restored(oracle, p, sharp)
         least = 0.1 * weights
         for turn in range(_TURNS):
-            found = sequential(oracle, p, weights, 1e-2 * self.length, self.accept)
+            found = sequential(
+                oracle, p, weights, 1e-2 * self.oracle.length, self.accept
+            )
             new = restored(oracle, found.point, sharp)
             better = turn == 0 or self._is_lower(new, p)
             p = new if better else p
@@ -165,7 +201,7 @@ class _Coupled:
                 weights = np.maximum(2 * np.abs(found.multipliers), least)
             run = self._penalised(self.run, weights)
             x, e = yield from evaluate_allowed(run.view, oracle.unravel(p.x))
-            x, *_ = yield from polished(run, 1e-2 * self.length, x, e)
+            x, *_ = yield from polished(run, 1e-2 * self.oracle.length, x, e)
             new = restored(oracle, self._at(x), sharp)
             if not self._is_lower(new, p):
                 break
@@ -183,7 +219,7 @@ class _Coupled:
     def _solution(self, p: Point, main: Solution, raises: int, certify) -> Asking:
         run = self.run
         x = self.oracle.unravel(p.x)
-        self._measure(np.abs(p.rows), np.linalg.norm(p.jacobian, axis=1))
+        self.oracle.seen(p)
         x, e = yield from evaluate_allowed(run.view, x)
         before, seen = yield from evaluate_allowed(run.view, main.stochastic[0])
         report = self._report(p)
@@ -191,7 +227,8 @@ class _Coupled:
         text = e.message
         if answer and not report.feasible:
             status, answer = Status.upper_infeasible, False
-            text = f"{message(status)} {self._worst(p)}"
+            worst = np.argmax(self.oracle.outside(p.rows) / self.oracle.sizes)
+            text = f"{message(status)} {self._told(p, int(worst))}"
         certificate = None
         if certify is not None and answer:
             certificate = certify_at(run.view, x, certify, key=run.key)
@@ -206,10 +243,12 @@ class _Coupled:
         )  # fmt: skip
 
     def _report(self, p: Point) -> UpperReport:
-        found = multipliers_at(self.oracle, p, _RADIUS * self.length)
+        found = multipliers_at(self.oracle, p, _RADIUS * self.oracle.length)
         parts = lambda flat: tuple(
             shaped(jnp.asarray(part), shapes, ())
-            for part, shapes in zip(np.split(flat, [self.less]), self.shapes, strict=True)
+            for part, shapes in zip(
+                np.split(flat, [self.less]), self.shapes, strict=True
+            )
         )
         (c, h), (mu, nu) = parts(p.rows), parts(found.values)
         return UpperReport(
@@ -222,22 +261,29 @@ class _Coupled:
             residual=found.residual,
         )
 
-    def _worst(self, p: Point) -> str:
-        """Which constraint is violated most, and by how much."""
-        outside = self.oracle.outside(p.rows)
-        j = int(np.argmax(outside / self.sizes))
-        own = "upper_constraints" if j < self.less else "upper_equalities"
-        k, shapes = (j, self.shapes[0]) if j < self.less else (j - self.less, self.shapes[1])
+    def _told(self, p: Point, j: int) -> str:
+        """The value of a constraint, by its name."""
+        inside = j < self.less
+        own = "upper_constraints" if inside else "upper_equalities"
+        k, shapes = (j, self.shapes[0]) if inside else (j - self.less, self.shapes[1])
         for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]:
             size = int(np.prod(leaf.shape))
             if k < size:
-                name = own + jax.tree_util.keystr(path)
                 index = ", ".join(map(str, np.unravel_index(k, leaf.shape)))
-                name += f"[{index}]" if index else ""
+                name = (
+                    own + jax.tree_util.keystr(path) + (f"[{index}]" if index else "")
+                )
                 return f"Here `{name}` is {p.rows[j]:.3g}."
             k -= size
         raise AssertionError
 
     def _unanswered(self, found: Solution, main: Solution) -> Solution:
-        """Where the follower has no answer, or `F` falls without bound."""
-        return replace(found, history=main.history, stochastic=main.stochastic)
+        """The follower has no answer, `F` has no end, or a constraint no value."""
+        p = self._at(found.x)
+        text = found.message
+        undefined = np.flatnonzero(~np.isfinite(p.rows))
+        if np.isfinite(p.value) and undefined.size:
+            text += " " + self._told(p, int(undefined[0]))
+        return replace(
+            found, message=text, history=main.history, stochastic=main.stochastic
+        )

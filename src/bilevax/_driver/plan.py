@@ -23,7 +23,7 @@ from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.quick import once_jit
 from .average import Average
-from .coupled import answer_from
+from .coupled import answer_from, check_coupled
 from .requests import Asking
 from .run import Run, Stop
 from .solution import Solution
@@ -95,6 +95,7 @@ class Plan:
         if isinstance(view.domain, Polyhedron):
             check_polyhedron(view.domain)
         points = _starting_points(view, x0, self.starts, self.num_starts, start_key)
+        check_coupled(view, points[0], self.looks, self.output)
         polish, chunk = self.polish, self.chunk
         if polish is None:
             size = ravel_pytree(points[0])[0].size

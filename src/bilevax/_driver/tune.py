@@ -96,6 +96,11 @@ def tune(
     "gamma1" for a method with explicit constants.
     """
     method = DSBLO() if method is None else method
+    if getattr(problem, "is_coupled", False):
+        raise ValueError(
+            "`tune` compares values of one objective, and the problem has upper "
+            "constraints: tune on `bx.penalised(problem, weight)`."
+        )
     if len(grid) == 0:
         raise ValueError("`grid` must hold at least one value.")
     trials = [with_value(method, parameter, value) for value in grid]

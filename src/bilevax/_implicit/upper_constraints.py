@@ -18,7 +18,13 @@ from .._programs.control import on_device, on_host, stage_by_stage
 from .._programs.modules import Plain
 from .._programs.quick import once_jit
 from .._programs.threads import few_threads
-from .._status import has_value, have_values, message, raise_on_failure
+from .._status import (
+    Status,
+    first_failure,
+    have_values,
+    message,
+    raise_on_failure,
+)
 from .hypergradient import exact, hypergradient, staged
 
 
@@ -116,7 +122,7 @@ def stacked(problem: Problem, x, warm, size: int) -> Stack:
             first, warm = (e if first is None else first), e.lower
             slopes.append(ravel(e.grad))
         value, values = first.aux
-        fine = has_value(first.status)
+        fine = bool(first.lower.success)
         value, values = np.where(fine, value, np.nan), np.where(fine, values, np.nan)
         return Stack(value, values, np.stack(slopes), first.lower, first.status)
 
@@ -131,7 +137,7 @@ def _program(problem: Problem, x, warm, size: int) -> Stack:
     first = gradient(unit[0], warm)
     slopes = jax.vmap(lambda u: ravel_pytree(gradient(u, first.lower).grad)[0])(unit)
     # Without an answer of the follower there are no values.
-    fine = have_values(first.status)
+    fine = first.lower.success
     value, values = (jnp.where(fine, part, jnp.nan) for part in first.aux)
     return Stack(value, values, slopes, first.lower, first.status)
 
@@ -139,6 +145,9 @@ def _program(problem: Problem, x, warm, size: int) -> Stack:
 def in_structure(stack: Stack, shapes, x) -> UpperConstraints:
     value, values, flat, lower, status = on_device(stack)
     unravel = ravel_pytree(x)[1]
+    sane = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(flat))
+    sane = Status.where(sane, Status.successful, Status.non_finite)
+    status = first_failure(status, Status.where(lower.success, sane, status))
     count = size_of(shapes[0])
     c, h = values[:count], values[count:]
     slopes = flat[1 : 1 + count], flat[1 + count :]
@@ -160,7 +169,8 @@ def shaped(flat, shapes, tail):
     ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]
     parts = jnp.split(flat, ends) if leaves else []
     shaped = [
-        part.reshape(leaf.shape + tail) for part, leaf in zip(parts, leaves, strict=True)
+        part.reshape(leaf.shape + tail)
+        for part, leaf in zip(parts, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, shaped)
 

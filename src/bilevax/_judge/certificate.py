@@ -34,7 +34,8 @@ from .._programs.modules import Plain, with_fields
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
 from .._status import status_name
-from .._tolerances import tolerances
+from .hull import min_norm, normal_cone
+from .multipliers import exact_penalty
 
 # Gradients in one program, and how many are rather taken one by one.
 _BATCH, _MANY = 64, 2000
@@ -95,10 +96,14 @@ def certify(
     With a `perturbation`, of the perturbed objective `E_q F_q`: the combination of
     points is chosen on `num_tilts` tilts and its norm estimated on as many fresh ones,
     because a hull over noisy gradients would fit the noise.
+
+    With upper constraints, of the exact penalty with weights above the multipliers at
+    `x`, whose stationary points that satisfy them are those of the problem.
     """
     radius = _checked_radius(radius, delta_bar)
     key = checked_key(key)
     x = checked_point(problem, x)
+    problem = exact_penalty(problem, x, radius)
     flat, _ = ravel_pytree(x)
     count = max(_BATCH, 10 * flat.size) if num_samples is None else num_samples
     points = _ball(problem, x, radius, count, key)
@@ -164,6 +169,7 @@ def moreau(problem: Problem | Followers, x: PyTree, smoothing: float) -> float:
     `|x - z| / smoothing` with `z` the minimiser of `F(z) + |z - x|^2 / (2 smoothing)`.
     """
     x = checked_point(problem, x)
+    problem = exact_penalty(problem, x, smoothing)
     near = with_fields(problem, upper=_Proximal(problem.upper, x, smoothing))
     if isinstance(problem, Followers):
         near = with_fields(problem, upper=_ProximalOfAll(problem, x, smoothing))
@@ -299,54 +305,6 @@ def _batch(problem, points, keys, law, warm, unravel, quality):
         # They are a batch themselves.
         return jax.lax.map(lambda both: one(*both), (points, keys))
     return jax.vmap(one)(points, keys)
-
-
-def normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
-    """Generators of the normal cone of the domain at `x`, as rows."""
-    domain = problem.domain
-    if domain is None:
-        return np.zeros((0, x.size))
-    with stage_by_stage():
-        domain = on_host(domain)
-        A, rhs = domain.matrix(x.size, x.dtype), domain.rhs(x)
-    k = domain.num_inequalities
-    norm = np.linalg.norm(A, axis=1)
-    scale = norm * (np.linalg.norm(x) + 1) + np.abs(np.where(np.isfinite(rhs), rhs, 0))
-    tight = np.abs(A @ x - rhs) <= tolerances(x.dtype).accept * scale
-    tight[k:] = True
-    both = np.concatenate([A[:k][tight[:k]], A[k:], -A[k:]])
-    lengths = np.linalg.norm(both, axis=1, keepdims=True)
-    return both / np.where(lengths > 0, lengths, 1)
-
-
-def min_norm(
-    gradients: np.ndarray, cone: np.ndarray
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """The shortest vector of hull + cone, and the weights in the hull and the cone.
-
-    Non-negative least squares: with columns `(g_i, 1)` and `(n_j, 0)` and the target
-    `(0, 1)`, the best weights are a multiple of the wanted ones.
-    """
-    # A quarter of the time that `import bilevax` would take.
-    from scipy.optimize import nnls
-
-    size = np.abs(gradients).max(initial=0)
-    if size == 0:
-        return 0.0, np.full(len(gradients), 1 / len(gradients)), np.zeros(len(cone))
-    matrix = np.vstack(
-        [
-            np.concatenate([gradients / size, cone]).T,
-            np.concatenate([np.ones(len(gradients)), np.zeros(len(cone))]),
-        ]
-    )
-    target = np.zeros(matrix.shape[0])
-    target[-1] = 1
-    w, _ = nnls(matrix, target, maxiter=50 * matrix.shape[1])
-    total = w[: len(gradients)].sum()
-    w = w / total
-    weights, outwards = w[: len(gradients)], size * w[len(gradients) :]
-    shortest = weights @ gradients + outwards @ cone
-    return float(np.linalg.norm(shortest)), weights, outwards
 
 
 def _norm_with_interval(draws: np.ndarray, cone: np.ndarray):

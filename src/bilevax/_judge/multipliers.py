@@ -8,15 +8,20 @@ with those `j` whose constraint is tight at `x` to the radius. Its length is an 
 bound on the distance from stationarity, as in `certificate.py`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from .._implicit.upper_constraints import size_of
 from .._methods.sequential import Oracle, Point
-from .certificate import min_norm, normal_cone
+from .._problem.penalised import rows_of, with_penalty
+from .hull import min_norm, normal_cone
 
 # Points of the ball, for each entry of `x` and at least.
 _POINTS, _LEAST, _MOST = 4, 16, 200
+# Slopes below this share of the size of a constraint over the length of `x` are zero.
+_NOISE = 1e-10
 
 
 class Multipliers(NamedTuple):
@@ -58,11 +63,36 @@ def _fitted(oracle: Oracle, p: Point, points: list[Point], radius: float):
                 owners.append(j)
     cone = np.array(rows).reshape(-1, p.x.size)
     sizes = np.linalg.norm(cone, axis=1)
-    used = sizes > 0
-    cone, signs, owners = cone[used], np.array(signs)[used], np.array(owners, int)[used]
+    # What rounding leaves of a slope of zero is none.
+    owners = np.array(owners, int)
+    used = sizes > _NOISE * oracle.sizes[owners] / oracle.length
+    cone, signs, owners = cone[used], np.array(signs)[used], owners[used]
     unit = cone / sizes[used][:, None]
     normals = normal_cone(oracle.problem, p.x)
     gradients = np.array([q.slope for q in points])
     residual, _, weights = min_norm(gradients, np.concatenate([unit, normals]))
     shares = weights[: len(unit)] / sizes[used]
     return Multipliers(np.bincount(owners, signs * shares, m).astype(float), residual)
+
+
+def exact_penalty(problem: Any, x, radius: float) -> Any:
+    """The exact penalty with weights above the multipliers at `x`.
+
+    A problem without upper constraints is its own.
+    """
+    if not problem.is_coupled:
+        return problem
+    shapes = rows_of(problem).shapes(problem, x)
+    sizes = np.zeros(size_of(shapes))
+    length = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(x)))
+    length = max(float(length), radius)
+    oracle = Oracle(problem, x, size_of(shapes[0]), sizes, length)
+    p = oracle.at(x)
+    oracle.seen(p)
+    oracle.sizes[oracle.sizes == 0] = 1.0
+    norms = np.linalg.norm(p.jacobian, axis=1)
+    if not p.fine:
+        return with_penalty(problem, 1.0, np.ones(len(norms)))
+    mu = np.abs(multipliers_at(oracle, p, radius).values)
+    weights = np.linalg.norm(p.slope) / np.where(norms > 0, norms, 1)
+    return with_penalty(problem, 1.0, 2 * np.maximum(mu, weights))

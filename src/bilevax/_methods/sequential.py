@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from .._implicit.upper_constraints import stacked
+from .._implicit.upper_constraints import Stack, stacked
 from .._lower.base import LowerSolution
 from .._lower.dense import Unravel
 from .._problem.problem import Problem
@@ -48,11 +48,14 @@ class Oracle:
     """`F` and the upper constraints of a problem at flat points.
 
     `less` is the number of inequalities, the first rows; `sizes` what a violation of
-    each row is measured by.
+    each row is measured by, and `length` that of `x`.
     """
 
-    def __init__(self, problem: Problem, x: PyTree, less: int, sizes: np.ndarray):
+    def __init__(
+        self, problem: Problem, x: PyTree, less: int, sizes: np.ndarray, length: float
+    ):
         self.problem, self.less, self.sizes = problem, less, sizes
+        self.length = length
         self.unravel = Unravel.like(x)
         self.domain = None
         if problem.domain is not None:
@@ -67,11 +70,33 @@ class Oracle:
     def __call__(self, x: np.ndarray, warm: Any) -> Point:
         """Everything at `x`; where the follower has no answer, `fine` is false."""
         found = stacked(self.problem, self.unravel(x), warm, len(self.sizes))
+        return self._point(x, found, warm)
+
+    def flat(self, x: PyTree) -> np.ndarray:
+        """A pytree like `x` in one vector."""
+        with stage_by_stage():
+            return ravel(jax.tree.map(np.asarray, x))
+
+    def at(self, x: PyTree) -> Point:
+        """Everything at an `x` that is a pytree."""
+        return self(self.flat(x), None)
+
+    def point(self, x: PyTree, found: Stack) -> Point:
+        """What is known already at an `x` that is a pytree."""
+        return self._point(self.flat(x), found, found.lower)
+
+    def _point(self, x: np.ndarray, found: Stack, warm: Any) -> Point:
         value, rows, slopes = on_host((found.value, found.values, found.slopes))
         fine = has_value(found.status)
         fine = fine and all(np.isfinite(part).all() for part in (value, rows, slopes))
         lower = found.lower if fine else warm
         return Point(x, float(value), slopes[0], rows, slopes[1:], lower, fine)
+
+    def seen(self, p: Point) -> None:
+        """Sizes are at least those of the rows, and of their changes, at `p`."""
+        rows, slopes = np.nan_to_num(p.rows), np.nan_to_num(p.jacobian)
+        changes = self.length * np.linalg.norm(slopes, axis=1)
+        self.sizes = np.maximum(self.sizes, np.maximum(np.abs(rows), changes))
 
     def outside(self, rows: np.ndarray) -> np.ndarray:
         """The violation of each row."""
@@ -132,9 +157,7 @@ def sequential(
     p, best, multipliers, residual = start, start, None, np.inf
     unit = np.linalg.norm(start.slope) / max(length, 1e-300) or 1.0
     H, fresh, count = unit * np.eye(n), True, 1
-    merit = lambda q: (
-        q.value + weights @ oracle.outside(q.rows) if q.fine else np.inf
-    )
+    merit = lambda q: q.value + weights @ oracle.outside(q.rows) if q.fine else np.inf
     for _ in range(_ITERATIONS):
         found = oracle.step(p, H, p.slope, p.rows)
         if found is None:
@@ -143,7 +166,6 @@ def sequential(
         weights = np.maximum(weights, 2 * np.abs(mu[:m]))
         outside = oracle.outside(p.rows)
         expected = p.slope @ found.d - weights @ outside
-        lagrangian = lambda q: q.slope + mu[:m] @ q.jacobian
         if oracle.violation(p) <= accept and p is best:
             multipliers, residual = mu[:m], float(np.linalg.norm(H @ found.d))
         size = abs(p.value) + weights @ (np.abs(p.rows) + oracle.sizes)
@@ -174,11 +196,16 @@ def sequential(
                 break
             H, fresh = unit * np.eye(n), True
             continue
-        H = _bfgs(H, new.x - p.x, lagrangian(new) - lagrangian(p), fresh)
+        H = _bfgs(H, new.x - p.x, _turn(p, new, mu[:m]), fresh)
         fresh, p = False, new
         if _better(oracle, p, best, weights, accept):
             best = p
     return Sequential(best, multipliers, residual, count)
+
+
+def _turn(old: Point, new: Point, mu: np.ndarray) -> np.ndarray:
+    """How the gradient of the Lagrangian changes."""
+    return new.slope - old.slope + mu @ (new.jacobian - old.jacobian)
 
 
 def _better(oracle: Oracle, new: Point, old: Point, weights, accept: float) -> bool:
@@ -223,11 +250,3 @@ def restored(oracle: Oracle, p: Point, accept: float) -> Point:
             break
         p = new
     return p
-
-
-def flat_point(oracle: Oracle, x: PyTree, warm: Any) -> Point:
-    """The point of an `x` that is a pytree."""
-    leaves = jax.tree.map(np.asarray, x)
-    with stage_by_stage():
-        flat = ravel(leaves)
-    return oracle(flat, warm)

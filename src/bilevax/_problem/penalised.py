@@ -28,7 +28,7 @@ from .stochastic import StochasticProblem
 
 
 class Rows(Plain):
-    """The values `(c, h)` of all upper constraints in one vector, inequalities first."""
+    """The values `(c, h)` of all upper constraints in one vector, `c` first."""
 
     constraints: Callable | None
     equalities: Callable | None
@@ -82,7 +82,10 @@ def penalised(problem: AbstractProblem, weight: Any) -> AbstractProblem:
     weights = jnp.asarray(weight, float)
     if not eqx.is_array_like(weights) or weights.ndim > 1:
         raise ValueError("`weight` must be a number or a vector of numbers.")
-    if not isinstance(weights, jax.core.Tracer) and not (np.asarray(weights) >= 0).all():
+    if (
+        not isinstance(weights, jax.core.Tracer)
+        and not (np.asarray(weights) >= 0).all()
+    ):
         raise ValueError(f"`weight` must not be negative; got {weight}.")
     return with_penalty(problem, 1.0, weights)
 
@@ -147,7 +150,9 @@ class Weighted(Plain):
     def __call__(self, x, y, *more):
         value, _ = _split(self.upper(x, y, *more))
         values = self.rows(x, y, *more)
-        return self.share * value + self.weights @ values, (value, values)
+        # Those without weight may have no value.
+        terms = jnp.where(self.weights != 0, self.weights * values, 0)
+        return self.share * value + jnp.sum(terms), (value, values)
 
 
 class _Instance(Plain):
