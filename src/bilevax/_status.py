@@ -66,6 +66,12 @@ class Status(eqx.Enumeration):
         "return b - a). Else try more `starts` or `num_starts`, relax the constraints, "
         "or take one `x` at which they hold as a start."
     )
+    prices_not_unique = (
+        "Tight rows of the lower level depend on each other, so multipliers are not "
+        "unique at this `x`, and `upper(x, y, prices)` is not the same for all of "
+        "them: `F(x)` is not defined here. Remove rows that say the same as others, or "
+        "use prices of other rows in `upper`."
+    )
     lost = (
         "The run was given to an `executor` and did not come back, twice: its process "
         "died or could not do it. Give workers more memory or time, look into their "

@@ -118,6 +118,32 @@ def test_two_opposite_inequalities_are_an_equality():
     np.testing.assert_allclose(mu[0] - mu[1], 1, rtol=zoo.REFERENCE)
 
 
+def test_a_price_may_be_capped():
+    """Two plants with costs `a_i y_i^2 / 2` share the demand `x` at the price
+    `x / (1/a_1 + 1/a_2)`; demand grows until the price is at its cap."""
+    slopes, cap = np.array([1.0, 4.0]), 3.0
+    market = bx.Intersection(
+        balance=bx.Polyhedron(
+            A_eq=np.ones((1, 2)), B_eq=-np.ones((1, 1)), b_eq=np.zeros(1)
+        ),
+        bounds=bx.Box(np.zeros(2), np.full(2, 50.0)),
+    )
+    problem = bx.Problem(
+        lambda x, y, prices: -x[0] + 0 * jnp.sum(y),
+        lambda x, y: 0.5 * jnp.sum(slopes * y**2),
+        market,
+        prices=True,
+        domain=bx.Box(np.zeros(1), np.full(1, 40.0)),
+        upper_constraints=lambda x, y, prices: -prices["balance"] - cap,
+    )
+    found = solved(problem, [1.0])
+    width = np.sum(1 / slopes)
+    np.testing.assert_allclose(found.x, cap * width, rtol=zoo.EXACT)
+    np.testing.assert_allclose(found.upper_multipliers, width, rtol=zoo.REFERENCE)
+    slope = bx.constraint_gradients(problem, found.x).jacobian
+    np.testing.assert_allclose(slope, 1 / width, rtol=zoo.EXACT)
+
+
 def test_a_penalty_too_weak_for_an_unbounded_objective_is_made_heavier():
     """`-x` falls without bound; `c = exp(y) - 1 <= 0` stops it at zero."""
     problem = coupled(lambda x, y: 1e-3 * y, lambda x, y: -jnp.sum(x), size=1)
@@ -290,6 +316,10 @@ ONE = np.zeros(2)
         (lambda: coupled(np.ones(2)), ("`upper_constraints`", "function", "ndarray")),
         (lambda: coupled(upper_equalities=3), ("`upper_equalities`", "h(x, y)", "int")),
         (lambda: solved(coupled(lambda x: x), ONE), ("`upper_constraints(x, y)`",)),
+        (
+            lambda: solved(coupled(lambda x, y, prices: y - prices), ONE),
+            ("`upper_constraints(x, y)`", "prices=True"),
+        ),
         (lambda: solved(coupled(lambda x, y: None), ONE), ("None", "`return`")),
         (lambda: solved(coupled(lambda x, y: y <= x), ONE), ("comparison", "a - b")),
         (lambda: solved(coupled(lambda x, y: ()), ONE), ("at least one number",)),

@@ -44,7 +44,12 @@ class Rows(Plain):
 
     def shapes(self, problem: Problem, x) -> tuple[PyTree, PyTree]:
         """The shapes of both parts; a `ValueError` if they cannot be evaluated."""
-        c, h = (called(p.values, p.name, x, problem.y0) for p in self._named)
+        more = problem.prices_for_upper(problem.y0, problem.any_multipliers())
+        arguments = "(x, y, prices)" if more else "(x, y)"
+        c, h = (
+            called(part.values, part.name + arguments, x, problem.y0, *more)
+            for part in self._named
+        )
         return c, h
 
     @property
