@@ -14,18 +14,18 @@ from bilevax._methods.base import AbstractMethod
 
 GROUPS = {
     "Modelling": (
-        "Problem", "Followers", "StochasticProblem", "AbstractLocalLower",
+        "Problem", "penalised", "Followers", "StochasticProblem", "AbstractLocalLower",
         "Polyhedron", "Box", "Simplex", "Intersection",
         "Gaussian", "UniformBall", "TruncatedGaussian",
     ),
     "Values and derivatives": (
         "hypergradient", "Evaluation", "FollowersEvaluation", "LowerSolution",
-        "Quality", "solution_map", "penalty_gradient", "equality_gradient",
-        "FirstOrderEvaluation",
+        "Quality", "solution_map", "constraint_gradients", "UpperConstraints",
+        "penalty_gradient", "equality_gradient", "FirstOrderEvaluation",
     ),
     "Solving": (
-        "solve", "solve_many", "Solution", "Stop", "History", "tune", "Tuning",
-        "certify", "Certificate", "moreau", "explain", "Explanation",
+        "solve", "solve_many", "Solution", "UpperReport", "Stop", "History",
+        "tune", "Tuning", "certify", "Certificate", "moreau", "explain", "Explanation",
     ),
     "What went wrong": ("Status", "status_name", "BilevelError", "CheckpointError"),
     "Lower-level solvers": (

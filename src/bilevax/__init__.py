@@ -14,7 +14,7 @@ from ._constraints import (
 )
 from ._driver.history import History as History
 from ._driver.run import Stop as Stop
-from ._driver.solution import Solution as Solution
+from ._driver.solution import Solution as Solution, UpperReport as UpperReport
 from ._driver.solve import solve as solve, solve_many as solve_many
 from ._driver.tune import Tuning as Tuning, tune as tune
 from ._files.checkpoint import CheckpointError as CheckpointError
@@ -32,6 +32,10 @@ from ._implicit.evaluation import (
 from ._implicit.hypergradient import hypergradient as hypergradient
 from ._implicit.quality import Quality as Quality
 from ._implicit.solution_map import solution_map as solution_map
+from ._implicit.upper_constraints import (
+    UpperConstraints as UpperConstraints,
+    constraint_gradients as constraint_gradients,
+)
 from ._judge.certificate import (
     Certificate as Certificate,
     certify as certify,
@@ -72,6 +76,7 @@ from ._methods.ssigd import SSIGD as SSIGD
 from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
 from ._methods.zero_order import ZeroOrder as ZeroOrder
 from ._problem.followers import Followers as Followers
+from ._problem.penalised import penalised as penalised
 from ._problem.perturbation import (
     Gaussian as Gaussian,
     TruncatedGaussian as TruncatedGaussian,

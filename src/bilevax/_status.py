@@ -15,9 +15,9 @@ class Status(eqx.Enumeration):
     successful = ""
     non_finite = (
         "A NaN or an infinity reached the lower level: in `x`, in the data of the "
-        "problem, or in a value or derivative of `lower` or `upper` at the start. "
-        "Check the inputs; if `lower` is defined on part of space only (logarithms, "
-        "roots), pass a `y0` inside that part."
+        "problem, in an upper constraint, or in a value or derivative of `lower` or "
+        "`upper` at the start. Check the inputs; if `lower` is defined on part of "
+        "space only (logarithms, roots), pass a `y0` inside that part."
     )
     not_strongly_convex = (
         "The Hessian of `lower` in `y` is not positive definite, at its start `y0` or "
@@ -58,6 +58,13 @@ class Status(eqx.Enumeration):
         "scale of the problem and beyond, by no less with every doubling, so there is "
         "no best `x`. Check the sign of `upper`, restrict `x` with `domain`, or add a "
         "term to `upper` that grows with `x`."
+    )
+    upper_infeasible = (
+        "No point was found that satisfies the upper constraints: from here no small "
+        "move of `x` lowers their violation, however much it weighs. They mean "
+        "`c(x, y*(x)) <= 0` with the follower's answer: check their signs (for a >= b "
+        "return b - a). Else try more `starts` or `num_starts`, relax the constraints, "
+        "or take one `x` at which they hold as a start."
     )
     prices_not_unique = (
         "Tight rows of the lower level depend on each other, so multipliers are not "

@@ -58,6 +58,16 @@ def test_the_page_on_followers_runs():
     assert scope["s"].value < float(scope["e"].value)
 
 
+def test_the_page_on_upper_constraints_runs():
+    scope = run("docs/upper_constraints.md")
+    np.testing.assert_allclose(scope["s"].x, 2.5, rtol=1e-9)
+    np.testing.assert_allclose(scope["report"].multipliers, 1, rtol=1e-7)
+    assert scope["none"].status_name == "upper_infeasible"
+    np.testing.assert_allclose(scope["none"].violation, 1, rtol=1e-6)
+    np.testing.assert_allclose(scope["e"].jacobian, [-1, -1], rtol=1e-9)
+    np.testing.assert_allclose(scope["same"].value, -7.5, rtol=1e-7)
+
+
 def test_the_page_on_instances_compiles_once():
     scope = run("docs/instances.md")
     found = [float(s.value) for s in scope["solutions"]]

@@ -74,6 +74,11 @@ def print_solution(solution: Solution) -> None:
         print(f"    before the polish: {before:.10g}")
     print(f"x = {short(solution.x)}")
     print(f"y = {short(solution.y)}")
+    if solution.upper is not None:
+        print(
+            f"upper constraints: violated by {solution.violation:.3g}, "
+            f"multipliers {short(solution.upper_multipliers)}"
+        )
     if solution.starts:
         values = ", ".join(f"{s.value:.6g}" for s in solution.starts)
         print(f"starts: {values}")
@@ -103,5 +108,9 @@ def solution_as_json(solution: Solution) -> dict:
             value=solution.history.value.tolist(),
             seconds=solution.history.seconds.tolist(),
         ),
+        violation=solution.violation,
+        upper_multipliers=None
+        if solution.upper is None
+        else as_lists(solution.upper_multipliers),
         certificate=None if certificate is None else certificate_as_json(certificate),
     )

@@ -106,6 +106,11 @@ def blank_row(
 
 def refused(method: AbstractMethod, instance: Instance) -> str | None:
     """Why a method does not take a problem; None where it does."""
+    if getattr(instance.problem, "is_coupled", False):
+        return (
+            "Methods are compared by one objective, and this problem has upper "
+            "constraints: compare on `bx.penalised(problem, weight)`."
+        )
     try:
         return refused_class(method, instance.problem)
     except Exception:  # the run itself will say what went wrong

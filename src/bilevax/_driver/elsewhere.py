@@ -13,11 +13,12 @@ from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.threads import few_threads
 from .._status import Status, message
+from .coupled import answer_from
 from .history import History
 from .plan import Begun
 from .requests import alone, together
 from .run import Run
-from .solution import Solution, solution_from
+from .solution import Solution
 
 # So many pieces keep as many workers busy, while each has many instances for one
 # program, which every worker compiles.
@@ -55,7 +56,7 @@ def solutions_of(jobs: list[dict]) -> list[Solution]:
         view = _view(job["problem"], look_key)
         run = Run(**job, view=view, callback=None, tick=_no_tick)
         runs.append(run)
-        asking.append(solution_from(run, run.x0, certify))
+        asking.append(answer_from(run, run.x0, certify))
     with few_threads(runs[0].view):
         if runs[0].together:
             return together(asking, len(asking))

@@ -23,9 +23,10 @@ from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.quick import once_jit
 from .average import Average
+from .coupled import answer_from, check_coupled
 from .requests import Asking
 from .run import Run, Stop
-from .solution import Solution, solution_from
+from .solution import Solution
 
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
@@ -53,7 +54,7 @@ class Begun(NamedTuple):
     @property
     def asking(self) -> list[Asking[Solution]]:
         """The runs as they ask for what they want computed."""
-        return [solution_from(run, run.x0, self.certify) for run in self.runs]
+        return [answer_from(run, run.x0, self.certify) for run in self.runs]
 
 
 @dataclass
@@ -94,6 +95,7 @@ class Plan:
         if isinstance(view.domain, Polyhedron):
             check_polyhedron(view.domain)
         points = _starting_points(view, x0, self.starts, self.num_starts, start_key)
+        check_coupled(view, points[0], self.looks, self.output)
         polish, chunk = self.polish, self.chunk
         if polish is None:
             size = ravel_pytree(points[0])[0].size

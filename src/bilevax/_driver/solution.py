@@ -29,6 +29,28 @@ _POLISH_ROUNDS = 4
 _HAIR = 1e-7
 
 
+@dataclass
+class UpperReport:
+    """What a solution says of its upper constraints.
+
+    - `constraints`, `equalities`: `c` and `h` at `x`.
+    - `multipliers`, `equality_multipliers`: in the same structures. If `c <= t` were
+      allowed instead of `c <= 0`, `F` would fall by `multipliers` for each unit of `t`.
+    - `violation`: the largest of `[c]_+` and `|h|`; `feasible`: whether each is below
+      1e-8 of the size of its constraint (1e-3 in float32).
+    - `residual`: an upper bound on the length of the shortest `F' + sum mu_j c_j'`,
+      with gradients very near to `x`: zero where `x` is stationary.
+    """
+
+    constraints: PyTree[Array]
+    equalities: PyTree[Array]
+    multipliers: PyTree[Array]
+    equality_multipliers: PyTree[Array]
+    violation: float
+    feasible: bool
+    residual: float
+
+
 @dataclass(repr=False)
 class Solution:
     """The end of a run.
@@ -43,6 +65,9 @@ class Solution:
     - `average`: the running average of the iterates, where asked for.
     - `stopped`: why the run ended.
     - `starts`: one solution per start, where there were several; this is the best.
+    - `upper`: the upper constraints at `x`, where the problem has some that involve
+      `y`; an answer that violates them is no success. `history` then follows the
+      penalised objective, all else is about `F`.
     """
 
     x: PyTree[Array]
@@ -58,10 +83,26 @@ class Solution:
     certificate: Certificate | None = None
     average: PyTree[Array] | None = None
     starts: list["Solution"] = field(default_factory=list)
+    upper: UpperReport | None = None
 
     @property
     def status_name(self) -> str:
         return status_name(self.status)
+
+    @property
+    def upper_multipliers(self) -> PyTree[Array]:
+        """The multipliers of `upper_constraints`; None where there are none."""
+        return None if self.upper is None else self.upper.multipliers
+
+    @property
+    def violation(self) -> float:
+        """By how much upper constraints are violated."""
+        return 0.0 if self.upper is None else self.upper.violation
+
+    @property
+    def feasible(self) -> bool:
+        """Whether `x` satisfies the upper constraints, to rounding."""
+        return self.upper is None or self.upper.feasible
 
     def __repr__(self):
         return (
@@ -79,7 +120,9 @@ def best_of(solutions: list[Solution]) -> Solution:
 
 def rank(solution: Solution):
     value = float(solution.value)
-    return (not solution.success, value if np.isfinite(value) else np.inf)
+    # Of answers that violate upper constraints, the one that does least.
+    outside = 0.0 if solution.feasible else solution.violation
+    return (not solution.success, outside, value if np.isfinite(value) else np.inf)
 
 
 def solution_from(run: Run, point, certify) -> Asking[Solution]:
@@ -128,12 +171,12 @@ def _within(run: Run, box: Box) -> Run:
 def _finish(run: Run, end: End, certify) -> Asking[Solution]:
     (x, e), best = end.last, end.best
     stochastic = (x, float(e.value))
-    polished = None
+    done = None
     # A run that was carried to a flat part of `F` would end there.
     if run.polish and run.output == "last" and float(best[1].value) < float(e.value):
         x, e = best
     if run.polish and has_value(e.status):
-        x, e, polished = yield from _polished(run, end.length, x, e)
+        x, e, done = yield from polished(run, end.length, x, e)
     if run.looks and moves(run.view) and status_name(e.status) == "dependent_rows":
         # At the edge of the set of `x` with a non-empty lower level: a hair inside, or
         # another solver would find it empty.
@@ -159,7 +202,7 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
         history=end.history,
         stopped=stopped,
         stochastic=stochastic,
-        polish=polished,
+        polish=done,
         certificate=certificate,
         average=mean,
     )
@@ -186,7 +229,7 @@ def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     return e.status, end.reason + told
 
 
-def _polished(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polish]]:
+def polished(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polish]]:
     """Polish as long as that lowers `F`.
 
     A search that gave up on a kink often finds the way along it from there: what it had

@@ -98,6 +98,11 @@ def tune(
     "gamma1" for a method with explicit constants.
     """
     method = DSBLO() if method is None else method
+    if getattr(problem, "is_coupled", False):
+        raise ValueError(
+            "`tune` compares values of one objective, and the problem has upper "
+            "constraints: tune on `bx.penalised(problem, weight)`."
+        )
     grid = listed(grid, "grid", "numbers")
     for value in grid:
         check_number(value, "grid", "a list of numbers")

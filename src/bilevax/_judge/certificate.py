@@ -40,7 +40,8 @@ from .._programs.modules import Plain, with_fields
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
 from .._status import status_name
-from .._tolerances import tolerances
+from .hull import min_norm, normal_cone
+from .multipliers import exact_penalty
 
 # Gradients in one program, and how many are rather taken one by one.
 _BATCH, _MANY = 64, 2000
@@ -101,6 +102,9 @@ def certify(
     With a `perturbation`, of the perturbed objective `E_q F_q`: the combination of
     points is chosen on `num_tilts` tilts and its norm estimated on as many fresh ones,
     because a hull over noisy gradients would fit the noise.
+
+    With upper constraints, of the exact penalty with weights above the multipliers at
+    `x`, whose stationary points that satisfy them are those of the problem.
     """
     check_problem(problem)
     radius = _checked_radius(radius, delta_bar)
@@ -111,6 +115,7 @@ def certify(
     check_count(num_tilts, "num_tilts")
     key = checked_key(key)
     x = checked_point(problem, x)
+    problem = exact_penalty(problem, x, radius)
     flat, _ = ravel_pytree(x)
     count = max(_BATCH, 10 * flat.size) if num_samples is None else int(num_samples)
     points = _ball(problem, x, radius, count, key)
@@ -123,13 +128,15 @@ def certify(
             problem, x, points, perturbation, choose_key, num_tilts
         )
     usable = gradients[fine].mean(axis=1)
-    cone = _normal_cone(problem, np.asarray(flat))
+    cone = normal_cone(problem, np.asarray(flat))
     path = tuple(
-        (part, _min_norm(usable[:part], cone)[0])
+        (part, min_norm(usable[:part], cone)[0])
         for part in sorted({max(1, len(usable) * i // 8) for i in (1, 2, 4, 8)})
         if len(usable)
     )
-    measure, weights = _min_norm(usable, cone) if len(usable) else (np.inf, np.zeros(0))
+    measure, weights = np.inf, np.zeros(0)
+    if len(usable):
+        measure, weights, _ = min_norm(usable, cone)
     interval, errors = None, np.zeros(0)
     if len(usable):
         # The measure is that of the points in the combination, and so is its error.
@@ -177,6 +184,7 @@ def moreau(problem: Problem | Followers, x: PyTree, smoothing: float) -> float:
     what = "a positive number, the weight of the proximal term"
     check_number(smoothing, "smoothing", what, np.nextafter(0, 1))
     x = checked_point(problem, x)
+    problem = exact_penalty(problem, x, smoothing)
     near = with_fields(problem, upper=_Proximal(problem.upper, x, smoothing))
     if isinstance(problem, Followers):
         near = with_fields(problem, upper=_ProximalOfAll(problem, x, smoothing))
@@ -325,55 +333,9 @@ def _batch(problem, points, keys, law, warm, unravel, quality):
     return jax.vmap(one)(points, keys)
 
 
-def _normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
-    """Generators of the normal cone of the domain at `x`, as rows."""
-    domain = problem.domain
-    if domain is None:
-        return np.zeros((0, x.size))
-    with stage_by_stage():
-        domain = on_host(domain)
-        A, rhs = domain.matrix(x.size, x.dtype), domain.rhs(x)
-    k = domain.num_inequalities
-    norm = np.linalg.norm(A, axis=1)
-    scale = norm * (np.linalg.norm(x) + 1) + np.abs(np.where(np.isfinite(rhs), rhs, 0))
-    tight = np.abs(A @ x - rhs) <= tolerances(x.dtype).accept * scale
-    tight[k:] = True
-    both = np.concatenate([A[:k][tight[:k]], A[k:], -A[k:]])
-    lengths = np.linalg.norm(both, axis=1, keepdims=True)
-    return both / np.where(lengths > 0, lengths, 1)
-
-
-def _min_norm(gradients: np.ndarray, cone: np.ndarray) -> tuple[float, np.ndarray]:
-    """The shortest vector of hull + cone, and the weights in the hull.
-
-    Non-negative least squares: with columns `(g_i, 1)` and `(n_j, 0)` and the target
-    `(0, 1)`, the best weights are a multiple of the wanted ones.
-    """
-    # A quarter of the time that `import bilevax` would take.
-    from scipy.optimize import nnls
-
-    size = np.abs(gradients).max(initial=0)
-    if size == 0:
-        return 0.0, np.full(len(gradients), 1 / len(gradients))
-    matrix = np.vstack(
-        [
-            np.concatenate([gradients / size, cone]).T,
-            np.concatenate([np.ones(len(gradients)), np.zeros(len(cone))]),
-        ]
-    )
-    target = np.zeros(matrix.shape[0])
-    target[-1] = 1
-    w, _ = nnls(matrix, target, maxiter=50 * matrix.shape[1])
-    total = w[: len(gradients)].sum()
-    w = w / total
-    weights = w[: len(gradients)]
-    shortest = weights @ gradients + size * (w[len(gradients) :] @ cone)
-    return float(np.linalg.norm(shortest)), weights
-
-
 def _norm_with_interval(draws: np.ndarray, cone: np.ndarray):
     """`|mean|` of independent vectors, up to the cone, with a 95 % interval."""
     mean = draws.mean(axis=0)
     spread = np.sqrt(draws.var(axis=0, ddof=1).sum() / len(draws))
-    size = _min_norm(mean[None], cone)[0]
+    size = min_norm(mean[None], cone)[0]
     return size, (max(0.0, size - 1.96 * spread), size + 1.96 * spread)

@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from .._implicit.hypergradient import Evaluation, check_problem, hypergradient
+from .._implicit.upper_constraints import constraint_gradients
 from .._lower.dense import flatten
 from .._problem.checks import checked_point
 from .._problem.followers import Followers
@@ -102,6 +103,7 @@ def _findings(problem: Problem, x, e: Evaluation) -> tuple[Finding, ...]:
     k = constraints.num_inequalities
     return (
         _defined(e),
+        *_upper_constraints(problem, x),
         _convexity(problem, x, e, A),
         _slater(A, rhs, k),
         _independence(A, e),
@@ -132,6 +134,20 @@ def _defined(e: Evaluation) -> Finding:
     fine = has_value(e.status)
     text = f"F(x) = {float(e.value):.6g}" if fine else e.message
     return Finding("F is defined", "everything", fine, float(e.value), text)
+
+
+def _upper_constraints(problem: Problem, x) -> tuple[Finding, ...]:
+    if not problem.is_coupled:
+        return ()
+    found = constraint_gradients(problem, x, throw=False)
+    violation = float(found.violation)
+    holds = violation <= 10 * tolerances(found.value.dtype).accept
+    text = f"the largest violation is {violation:.3g}"
+    if not holds:
+        text += "; `solve` looks for an x where they hold, with multipliers"
+    return (
+        Finding("the upper constraints hold", "the leader", holds, violation, text),
+    )
 
 
 def _convexity(problem: Problem, x, e: Evaluation, A) -> Finding:

@@ -55,19 +55,28 @@ def check_functions(problem: Any, x: PyTree[Array]) -> None:
         (problem.upper_value, named, prices),
         (problem.lower_value, "lower(x, y)", ()),
     ):
-        try:
-            jax.eval_shape(function, x, problem.y0, *more)
-        except ValueError:
-            raise
-        except (TypeError, IndexError, KeyError, AttributeError) as error:
-            asks = "missing 1 required positional argument" in str(error)
-            hint = " Does `upper` take prices? Then say `Problem(..., prices=True)`."
-            raise ValueError(
-                f"`{name}` could not be evaluated with x of shape "
-                f"{_shapes(x)} and y of shape {_shapes(problem.y0)}: {error}"
-                + hint
-                * (asks and name == "upper(x, y)")
-            ) from error
+        called(function, name, x, problem.y0, *more)
+
+
+def called(function, name: str, x, y, *more):
+    """The shapes of `function(x, y, *more)`, or a `ValueError` if it has none."""
+    try:
+        return jax.eval_shape(function, x, y, *more)
+    except ValueError:
+        raise
+    except (TypeError, IndexError, KeyError, AttributeError) as error:
+        asks = "missing 1 required positional argument" in str(error)
+        takes_no_prices = not more and not name.startswith("lower")
+        hint = (
+            f" Does `{name.split('(')[0]}` take prices? Then say "
+            "`Problem(..., prices=True)`."
+        )
+        raise ValueError(
+            f"`{name}` could not be evaluated with x of shape "
+            f"{_shapes(x)} and y of shape {_shapes(y)}: {error}"
+            + hint
+            * (asks and takes_no_prices)
+        ) from error
 
 
 _low_precision_warned = False
@@ -101,6 +110,17 @@ def checked_start(constraints, y0):
     # One precision for all of the lower level, the higher one.
     dtype = jnp.result_type(*jax.tree.leaves((y0, like)))
     return jax.tree.map(lambda leaf: leaf.astype(dtype), y0)
+
+
+def checked_function(function, name: str, meaning: str):
+    """A function of `(x, y)`, or None."""
+    if function is None or callable(function):
+        return function
+    raise ValueError(
+        f"`{name}` must be a function of `(x, y)` that returns an array, with the "
+        f"meaning {meaning}; got {type(function).__name__}. Constraints on `x` alone "
+        "can also be a `domain`."
+    )
 
 
 def checked_domain(domain):

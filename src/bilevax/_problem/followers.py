@@ -88,6 +88,12 @@ class Followers(AbstractProblem):
                 "`instance(d)` must return a Problem, the one of a single follower; "
                 f"got {type(one).__name__}."
             )
+        if one.is_coupled:
+            raise ValueError(
+                "Followers take no `upper_constraints`: they would be one for each "
+                "follower. Put a penalty into `upper(x, ys, data)`, or write all "
+                "followers as one Problem."
+            )
         self.y0 = jax.vmap(lambda d: self.instance(d).y0)(self.data)
         self.tilt, self.members = None, None
         self.domain = _domain_of_all(self, one, checked_domain(domain))

@@ -22,7 +22,13 @@ from .._constraints import (
     tree_as_float,
 )
 from .._programs.modules import Plain, made, with_fields
-from .checks import check_like, checked_domain, checked_start, scalar
+from .checks import (
+    check_like,
+    checked_domain,
+    checked_function,
+    checked_start,
+    scalar,
+)
 from .perturbation import tree_add
 
 
@@ -40,6 +46,11 @@ class AbstractProblem(Plain):
     @property
     def is_sampled(self) -> bool:
         """Whether draws differ."""
+        return False
+
+    @property
+    def is_coupled(self) -> bool:
+        """Whether the leader has constraints that involve `y`."""
         return False
 
     @abc.abstractmethod
@@ -64,6 +75,10 @@ class Problem(AbstractProblem):
     - `y0`: where lower solvers start. Needed only where the constraints do not fix the
       structure of `y` (no rows, or a pytree `y` in a `Polyhedron`).
     - `domain`: an optional set for `x`, a `Box` or a `Polyhedron` without `B`.
+    - `upper_constraints`, `upper_equalities`: `c(x, y) <= 0` and `h(x, y) = 0`, arrays
+      or pytrees of arrays, that the leader must satisfy with the follower's answer
+      `y*(x)`. The follower does not know of them. `solve` observes them, `F` and
+      `hypergradient` do not change.
     - `always_feasible`: a promise that the lower level has a point at every `x` that
       will be visited, so that methods need no way back from where it has none.
     - `solver`, `adjoint`: how the lower level and its derivative are computed where a
@@ -88,6 +103,8 @@ class Problem(AbstractProblem):
     solver: Any
     adjoint: Any
     members: Int[Array, " batch"] | None
+    upper_constraints: Callable | None
+    upper_equalities: Callable | None
     prices: bool = eqx.field(static=True)
 
     def __init__(
@@ -98,6 +115,8 @@ class Problem(AbstractProblem):
         *,
         y0=None,
         domain=None,
+        upper_constraints=None,
+        upper_equalities=None,
         always_feasible=False,
         solver=None,
         adjoint=None,
@@ -130,6 +149,12 @@ class Problem(AbstractProblem):
         self.constraints = constraints.fitted(self.y0)
         self.domain = checked_domain(domain)
         check_flag(always_feasible, "always_feasible")
+        self.upper_constraints = checked_function(
+            upper_constraints, "upper_constraints", "c(x, y) <= 0"
+        )
+        self.upper_equalities = checked_function(
+            upper_equalities, "upper_equalities", "h(x, y) = 0"
+        )
         self.always_feasible = bool(always_feasible)
         self.solver, self.adjoint, self.members = solver, adjoint, members
         self.prices = prices
@@ -138,18 +163,11 @@ class Problem(AbstractProblem):
         return self
 
     def assuming_feasible(self):
-        return Problem(
-            self.upper,
-            self.lower,
-            self.constraints,
-            y0=self.y0,
-            domain=self.domain,
-            always_feasible=True,
-            solver=self.solver,
-            adjoint=self.adjoint,
-            members=self.members,
-            prices=self.prices,
-        )
+        return with_fields(self, always_feasible=True)
+
+    @property
+    def is_coupled(self):
+        return not (self.upper_constraints is None and self.upper_equalities is None)
 
     @property
     def rows_move(self) -> bool:
@@ -237,6 +255,8 @@ def bare(problem: Problem) -> Problem:
         solver=None,
         adjoint=None,
         members=None,
+        upper_constraints=None,
+        upper_equalities=None,
     )
 
 
