@@ -297,6 +297,11 @@ def _usual_path_of(whole, problem: Problem, x, cold: bool) -> UsualPath:
     return whole.form.met[key]
 
 
+def status_codes(lower: LowerSolution, sane, fine):
+    """The number of the status of an answer, as an evaluation of it alone tells it."""
+    return _code_of(_states(lower), sane, fine)
+
+
 def _states(lower: LowerSolution):
     return lower.status._value, lower.shared_dependence, lower.weak
 
