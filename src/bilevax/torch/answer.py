@@ -3,15 +3,17 @@
 import warnings
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import PyTree
 
 from .._status import (
     BilevelError,
     Status,
+    as_status,
+    code_of,
     have_values,
     message,
-    raise_on_failure,
     status_name,
 )
 
@@ -65,11 +67,15 @@ def tell(answer: Answer, throw) -> None:
     """Raise or warn where some member has no answer."""
     if throw is False or bool(have_values(answer.status).all()):
         return
+    # Kinks are answers.
+    codes = np.asarray(code_of(answer.status))
+    fine = np.asarray(have_values(answer.status))
+    failures = message(as_status(np.where(fine, code_of(Status.successful), codes)))
     if throw is True:
-        return raise_on_failure(answer, "The layer")
+        raise BilevelError(f"The layer failed. {failures}", answer.status, answer)
     warnings.warn(
-        f"The layer has no answer for some members: these are masked, and send no "
-        f"gradient back. {answer.message}",
+        "The layer has no answer for some members: they are masked, and send no "
+        f"gradient back. {failures}",
         stacklevel=6,
     )
 

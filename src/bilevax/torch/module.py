@@ -14,6 +14,7 @@ from .._implicit.layer import Answers, Instance, answers, pulled_back
 from .._lower.base import AbstractLowerSolver
 from .._lower.choose import check_choice
 from .._problem.problem import Problem
+from .._programs.control import UsualPath
 from .._programs.modules import Plain
 from .._status import as_status
 from .answer import Answer, checked_throw, tell, tell_of_adjoints
@@ -44,7 +45,7 @@ def layer(
     - `fill`: the number in place of a missing answer.
     - `solver`, `adjoint`: as in `hypergradient`.
 
-    Parameters are tensors, or trees of tensors, on a CPU or a CUDA device. Everything is
+    Parameters are tensors, or trees of tensors, on a CPU or a CUDA device. All is
     computed in float64; answers have the widest dtype of the tensors, derivatives that
     of each tensor. Make the layer once: another one compiles again.
     """
@@ -68,6 +69,7 @@ class Layer(torch.nn.Module):
         self.instance = Instance(instance, solver, adjoint)
         self.ndim, self.throw = ndim, checked_throw(throw)
         self.fill = float(fill)
+        self.usual_path = UsualPath()
 
     def forward(self, *parameters) -> Answer:
         call = _Call(self, parameters)
@@ -132,15 +134,36 @@ class _Call:
 
     def solve(self, leaves) -> tuple[Answers, list[torch.Tensor]]:
         with in_double():
-            found = answers(*self.program(), self.parameters(leaves))
+            arrays = self.parameters(leaves)
+            try:
+                found = answers(*self.program(), arrays, self.layer.usual_path)
+            except (ValueError, TypeError, IndexError, KeyError) as error:
+                raise ValueError(self.doubts(error)) from error
             # Read at once: then nothing is under way that could see tensors change.
             codes = np.asarray(found.codes)
             flat, self.structure = jax.tree.flatten(found.y)
-            tensors = [to_tensor(leaf, self.dtype) for leaf in (*flat, found.multipliers)]
-        self.status = as_status(codes if self.batched else codes[0])
+            tensors = [
+                to_tensor(leaf, self.dtype) for leaf in (*flat, found.multipliers)
+            ]
+        self.status = as_status(codes if self.batched else np.asarray(codes[0]))
         if codes.any() and not np.isnan(self.layer.fill):
-            tensors = [torch.where(leaf.isnan(), self.layer.fill, leaf) for leaf in tensors]
-        return found, tensors if self.batched else [leaf[0] for leaf in tensors]
+            tensors = [
+                torch.where(leaf.isnan(), self.layer.fill, leaf) for leaf in tensors
+            ]
+        # Views of one tensor could not be written into.
+        return found, tensors if self.batched else [leaf[0].clone() for leaf in tensors]
+
+    def doubts(self, error: Exception) -> str:
+        """What the lower level was made of, where making it failed."""
+        of_one = [
+            tuple(leaf.shape[self.batched and axis is not None :])
+            for leaf, axis in zip(self.leaves, self.axes, strict=True)
+        ]
+        told = "no `ndim` was given" if self.layer.ndim is None else "by `ndim`"
+        return (
+            f"The lower level of one member, from parameters of shapes "
+            f"{self.tree.unflatten(of_one)} ({told}): {error}"
+        )
 
     def pull_back(self, found: Answers, leaves, wanted, cotangents):
         if not self.batched:

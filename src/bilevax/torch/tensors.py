@@ -18,7 +18,9 @@ def in_double() -> Any:
 
 def checked_tensors(tree: PyTree, name: str) -> list[torch.Tensor]:
     """The leaves of `tree`, or a `ValueError` that names the one that does not fit."""
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
+    found = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda leaf: leaf is None
+    )
     first = None
     for path, leaf in found[0]:
         here = name + jax.tree_util.keystr(path)
