@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._programs.arrays import sp, xp
 from .._programs.modules import Plain
+from .layout import Layout, Part
 from .sparse import is_sparse
 
 
@@ -67,9 +68,31 @@ class AbstractConstraints(Plain):
     def check_x(self, x: PyTree[Array]) -> None:
         """Raise a `ValueError` if `x` does not fit the coupling."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether the set moves with `x`, so that it may be empty somewhere."""
+        return False
+
+    @property
+    def layout(self) -> Layout:
+        """What the rows are called."""
+        return Layout((Part(self.num_inequalities, self.num_equalities),))
+
     def units(self, size: int, dtype) -> Float[Array, " n"]:
         """The units in which the entries of `y` are computed."""
         return xp.ones(size, dtype)
+
+    def entries(self, size: int) -> int:
+        """How many entries of the rows are not zero."""
+        return self.num_rows * size
+
+    def with_sparse_rows(self) -> "AbstractConstraints":
+        """The same set, its rows kept by their entries where it keeps a matrix."""
+        return self
+
+    def check_y(self, y: PyTree[Array]) -> None:
+        """Raise a `ValueError` if `y` is not one that the set is about."""
+        check_like(y, self.start(), "y0", "constraints")
 
     @property
     def num_rows(self) -> int:
@@ -139,6 +162,23 @@ def _is_vector(value) -> bool:
         and len(value) > 0
         and all(isinstance(v, int | float) or _is_vector(v) for v in value)
     )
+
+
+def check_like(tree, like, name: str, like_name: str) -> None:
+    """Raise a `ValueError` if `tree` differs from `like` in structure or shapes."""
+    leaves, structure = jax.tree.flatten(tree)
+    wanted, expected = jax.tree.flatten(like)
+    if structure != expected:
+        raise ValueError(
+            f"`{name}` must have the tree structure of `{like_name}`; expected "
+            f"{expected}, got {structure}."
+        )
+    if list(map(jnp.shape, leaves)) != list(map(jnp.shape, wanted)):
+        shapes = [jax.tree.map(jnp.shape, one) for one in (like, tree)]
+        raise ValueError(
+            f"`{name}` must have the shapes of `{like_name}`; expected "
+            f"{shapes[0]}, got {shapes[1]}."
+        )
 
 
 def check_not_empty(tree, name: str) -> None:

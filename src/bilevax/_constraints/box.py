@@ -9,6 +9,7 @@ from jaxtyping import Array, PyTree
 
 from .._programs.arrays import ravel, sp, xp
 from .base import AbstractFixedSet, check_not_empty, tree_as_float
+from .layout import Layout, Part
 
 
 class Box(AbstractFixedSet):
@@ -34,6 +35,14 @@ class Box(AbstractFixedSet):
     @property
     def num_equalities(self):
         return 0
+
+    @property
+    def layout(self):
+        count = self.num_inequalities
+        return Layout((Part(count, 0, bounds=("lower", "upper")),))
+
+    def entries(self, size):
+        return 2 * size
 
     def start(self):
         return jax.tree.map(

@@ -2,14 +2,17 @@
 
 import math
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from .._programs.arrays import ravel, sp, xp
 from .._programs.modules import with_fields
 from .base import AbstractConstraints, as_float
 from .columns import units_of_columns
+from .layout import Layout, Part
 from .sparse import (
     SparseMatrix,
     as_rows,
@@ -22,7 +25,7 @@ from .sparse import (
 )
 
 # Entries up to which sparse rows are looked at as a dense matrix.
-_MOST_DENSE = 1_000_000
+MOST_DENSE = 1_000_000
 
 
 class Polyhedron(AbstractConstraints):
@@ -33,7 +36,8 @@ class Polyhedron(AbstractConstraints):
     part is optional: no `B` means that the set does not move with `x`; no `A` (or no
     `A_eq`) that there are no such rows. Zero rows and infinite entries of `b` are
     allowed. `columns` are the units in which the entries of `y` are computed, see
-    `columns.py`.
+    `columns.py`. `names` and `names_eq` are labels of the inequality rows and of the
+    equality rows, by which messages speak of them.
     """
 
     A: Float[Array, "k n"] | SparseMatrix | None
@@ -43,8 +47,21 @@ class Polyhedron(AbstractConstraints):
     B_eq: Float[Array, "l m"] | SparseMatrix | None
     b_eq: Float[Array, " l"] | None
     columns: Float[Array, " n"] | None
+    names: tuple[str, ...] | None = eqx.field(static=True)
+    names_eq: tuple[str, ...] | None = eqx.field(static=True)
 
-    def __init__(self, A=None, B=None, b=None, A_eq=None, B_eq=None, b_eq=None):
+    def __init__(
+        self,
+        A=None,
+        B=None,
+        b=None,
+        A_eq=None,
+        B_eq=None,
+        b_eq=None,
+        *,
+        names=None,
+        names_eq=None,
+    ):
         self.A, self.B, self.b = _checked_rows(A, B, b, "")
         self.A_eq, self.B_eq, self.b_eq = _checked_rows(A_eq, B_eq, b_eq, "_eq")
         if self.A is not None and self.A_eq is not None:
@@ -59,6 +76,8 @@ class Polyhedron(AbstractConstraints):
                     "`B` and `B_eq` must have one column per entry of `x`; got "
                     f"{self.B.shape[1]} and {self.B_eq.shape[1]} columns."
                 )
+        self.names = _labels(names, "names", "A", self.num_inequalities)
+        self.names_eq = _labels(names_eq, "names_eq", "A_eq", self.num_equalities)
         parts = [part for part in (self.A, self.A_eq) if part is not None]
         self.columns = _columns(parts) if parts else None
 
@@ -69,6 +88,29 @@ class Polyhedron(AbstractConstraints):
     @property
     def num_equalities(self):
         return 0 if self.A_eq is None else self.A_eq.shape[0]
+
+    @property
+    def moves(self):
+        return self.B is not None or self.B_eq is not None
+
+    @property
+    def layout(self):
+        counts = self.num_inequalities, self.num_equalities
+        part = Part(*counts, labels=self.names, labels_eq=self.names_eq)
+        return Layout((part,))
+
+    def check_y(self, y):
+        size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(y))
+        like = self.start()
+        if like is not None and like.size != size:
+            raise ValueError(
+                "`A` must have one column per entry of `y0`; expected "
+                f"{size} columns, got {like.size}."
+            )
+
+    def entries(self, size):
+        parts = [part for part in (self.A, self.A_eq) if part is not None]
+        return sum(map(_entries, parts))
 
     def start(self):
         for part in (self.A, self.A_eq):
@@ -91,7 +133,9 @@ class Polyhedron(AbstractConstraints):
         return sp.vstack(parts, format="csr")
 
     def with_sparse_rows(self) -> "Polyhedron":
-        """The same set with the entries of `A` and `A_eq` that are not zero."""
+        parts = (self.A, self.A_eq)
+        if all(part is None or isinstance(part, SparseMatrix) for part in parts):
+            return self
 
         def sparse(part):
             return None if part is None else from_csr(csr_of(part).astype(part.dtype))
@@ -191,6 +235,35 @@ def _checked_rows(A, B, b, suffix: str):
     return A, B, b
 
 
+def _labels(names, name: str, rows: str, count: int) -> tuple[str, ...] | None:
+    """One label per row, or a `ValueError`."""
+    if names is None:
+        return None
+    if isinstance(names, str):
+        raise ValueError(
+            f"`{name}` must be a list with one label per row of `{rows}`; got the "
+            f"single text {names!r}."
+        )
+    labels = tuple(map(str, names))
+    if len(labels) != count:
+        raise ValueError(
+            f"`{name}` must have one label per row of `{rows}`; expected {count}, got "
+            f"{len(labels)}."
+        )
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise ValueError(
+            f"`{name}` must tell rows apart; {', '.join(map(repr, twice[:3]))} is "
+            "there more than once."
+        )
+    return labels
+
+
+def _entries(matrix) -> int:
+    values = getattr(matrix, "values", matrix)
+    return int(np.count_nonzero(np.asarray(values)))
+
+
 def _matrix(value, name: str):
     return as_rows(value, name) if is_sparse(value) else as_float(value, name, 2)
 
@@ -200,7 +273,7 @@ def _columns(parts):
     if not any(isinstance(part, SparseMatrix) for part in parts):
         return units_of_columns(jnp.concatenate(parts))
     dtype = jnp.result_type(*(part.dtype for part in parts))
-    if sum(math.prod(part.shape) for part in parts) > _MOST_DENSE:
+    if sum(math.prod(part.shape) for part in parts) > MOST_DENSE:
         return jnp.ones(parts[0].shape[1], dtype)
     return units_of_columns(jnp.concatenate([dense(part, dtype) for part in parts]))
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from .._programs.arrays import sp, xp
 from .base import AbstractFixedSet, as_float
+from .layout import Layout, Part
 
 
 class Simplex(AbstractFixedSet):
@@ -43,6 +44,14 @@ class Simplex(AbstractFixedSet):
     @property
     def num_equalities(self):
         return math.prod(self.shape[:-1])
+
+    @property
+    def layout(self):
+        counts = self.num_inequalities, self.num_equalities
+        return Layout((Part(*counts, bounds=("lower",)),))
+
+    def entries(self, size):
+        return 2 * size
 
     def start(self):
         return xp.broadcast_to(self.total[..., None] / self.shape[-1], self.shape)

@@ -302,6 +302,15 @@ class Danskin(AbstractAdjoint):
         return jnp.zeros_like(top), jnp.zeros_like(bottom), jnp.asarray(True)
 
 
+def refuse_danskin(problem) -> None:
+    """Raise a `ValueError` where `upper` takes prices, which `Danskin` holds fixed."""
+    if problem.prices:
+        raise ValueError(
+            "Danskin() takes the answer of the lower level as fixed, and `upper` takes "
+            "prices, which move with `x`. Leave `adjoint` out."
+        )
+
+
 def largest_curvature(operator, like, steps: int = 30):
     """The largest eigenvalue of a symmetric operator, by power iteration."""
     tiny = jnp.finfo(like.dtype).tiny

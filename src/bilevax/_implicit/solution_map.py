@@ -13,6 +13,7 @@ from .._problem.problem import Problem
 from .._programs.quick import quick_jit
 from .._status import is_traced
 from .adjoint import AbstractAdjoint, DenseAdjoint, default_adjoint, kkt_system
+from .prices import ambiguous_rows
 
 
 def solution_map(
@@ -22,8 +23,12 @@ def solution_map(
     solver: AbstractLowerSolver | None = None,
     adjoint: AbstractAdjoint | None = None,
     multipliers: bool = False,
+    prices: bool = False,
 ) -> PyTree[Array]:
     """`y*(x)`, for use as a layer; with `multipliers=True` the pair `(y, lambda)`.
+
+    With `prices=True` the pair of `y` and the prices, by name where the constraints are
+    an `Intersection`; those that are not unique are NaN.
 
     Works with grad, jvp, vmap and jit, nested in any order, and differentiates in every
     array inside `problem` (`A`, `B`, `b`, a tilt, data held by `lower`) as well as in
@@ -41,8 +46,19 @@ def solution_map(
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
     solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
     problem = _with_open_closures(problem.localised(x), x)
-    y, lam, _ = _primal_dual((problem, x), solver, adjoint)
+    y, lam, solution = _primal_dual((problem, x), solver, adjoint)
+    if prices:
+        # Which they are is no number that could be differentiated.
+        held = _without_derivatives((problem, x, solution))
+        unclear = ambiguous_rows(*held)
+        lam = jnp.where(unclear, jnp.nan, lam)
+        return y, problem.constraints.layout.named(lam, y)
     return (y, lam) if multipliers else y
+
+
+def _without_derivatives(tree):
+    stop = lambda leaf: jax.lax.stop_gradient(leaf) if eqx.is_array(leaf) else leaf
+    return jax.tree.map(stop, tree)
 
 
 def _with_open_closures(problem: Problem, x) -> Problem:

@@ -210,11 +210,18 @@ def _complementarity(e: Evaluation) -> Finding:
     holds = weak.size == 0 and not np.isnan(margin)
     text = f"margin {margin:.3g} (smallest of max(multiplier, slack))"
     if weak.size:
-        shown = ", ".join(map(str, weak[:8]))
         text += (
-            f"; rows {shown} are weakly active: perturb the lower level (DSBLO does)"
+            f"; {_listed(e, weak)} weakly active: perturb the lower level (DSBLO does)"
         )
     return Finding("strict complementarity", "pro:diff", holds, margin, text)
+
+
+def _listed(e: Evaluation, rows) -> str:
+    """`row lines[7] is`, `rows lines[7], lines[8] are`."""
+    names = e.lower.row_names
+    shown = ", ".join(names[i].removeprefix("row ") for i in rows[:8])
+    more = ", ..." if len(rows) > 8 else ""
+    return f"rows {shown}{more} are" if len(rows) > 1 else f"row {shown} is"
 
 
 def _compactness(A, rhs, k) -> Finding:

@@ -46,6 +46,11 @@ def measure(
 
     `sigma_f` is passed on. Derivatives are formed as dense arrays.
     """
+    if problem.prices:
+        raise ValueError(
+            "The theory is about leaders who see `y` alone, and `upper` takes prices "
+            "here: its constants are not defined."
+        )
     low, high, like = _checked_region(problem, region_x, region_y)
     check_non_negative("sigma_f", sigma_f)
     if num_samples < 1:

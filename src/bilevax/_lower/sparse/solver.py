@@ -265,6 +265,7 @@ class _Solve:
             iterations=self.work(),
             status=as_status(code_of(Status.successful)),
             factor=found.factor,
+            layout=self.problem.constraints.layout,
         )
 
     def coupled(self, random):
@@ -300,4 +301,5 @@ class _Solve:
             iterations=self.work(),
             status=as_status(code_of(status)),
             factor=SparseFactor.none(),
+            layout=self.problem.constraints.layout,
         )
