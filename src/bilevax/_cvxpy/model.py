@@ -1,5 +1,6 @@
 """The arrays of a model as functions of JAX."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
@@ -32,7 +33,9 @@ class Numbers(Plain):
     def __call__(self, p):
         if not self.slopes.size:
             return self.constant
-        return self.constant.at[self.rows].add(self.slopes * p[self.columns])
+        return (
+            jnp.asarray(self.constant).at[self.rows].add(self.slopes * p[self.columns])
+        )
 
 
 class Objective(Plain):
@@ -44,7 +47,7 @@ class Objective(Plain):
     dense: Float[Array, "n n"] | None
     q: Numbers
     d: Numbers
-    x: tuple
+    x: tuple = eqx.field(static=True)
 
     def __init__(self, form: Canonical, order, x):
         inverse = np.argsort(order)

@@ -29,6 +29,11 @@ def checked_leader(cp, follower, leader, upper) -> list:
                 f"`leader[{i}]` must be a cvxpy.Parameter; got {type(one).__name__}."
                 + hint
             )
+    for i, one in enumerate(leader):
+        if any(one is other for other in leader[:i]):
+            raise ValueError(
+                f"`leader` has the parameter `{one.name()}` twice; list it once."
+            )
     known = {p.id for p in follower.parameters()}
     if hasattr(upper, "parameters"):
         known |= {p.id for p in upper.parameters()}
@@ -41,8 +46,6 @@ def checked_leader(cp, follower, leader, upper) -> list:
                 "problem was made with, or leave it out."
             )
     _check_distinct([p.name() for p in leader], "the leader's parameters")
-    if len({p.id for p in leader}) < len(leader):
-        raise ValueError("`leader` has a parameter twice; list each of them once.")
     return list(leader)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
@@ -63,10 +64,15 @@ def from_cvxpy(
     leader, form, y0, order = read(cp, follower, leader, upper)
     _check_matrix(follower, form)
     x = {p.name(): np.zeros(p.shape) for p in leader}
-    shapes = {group.name: group.shape for group in form.groups[: form.num_named]}
     function = as_function(cp, upper, tuple(x), tuple(form.variables), prices)
     return CvxpyProblem(
-        _Upper(function, shapes),
+        _Upper(
+            function,
+            tuple(
+                (group.name, group.shape, group.places(form.held))
+                for group in form.groups[: form.num_named]
+            ),
+        ),
         Objective(form, order, x),
         _sets(form, order),
         y0=y0,
@@ -168,18 +174,16 @@ def _sets(form: Canonical, order) -> Intersection | None:
     sets = {}
     for group in form.groups:
         parts = {}
-        equal = form.equations[group.rows]
-        for rows, sign, suffix in (
-            (group.rows[~equal], -1.0, ""),
-            (group.rows[equal], 1.0, "_eq"),
-        ):
+        held = form.held[group.rows]
+        for rows, suffix in ((group.rows[~held], ""), (group.rows[held], "_eq")):
             if not len(rows):
                 continue
-            b = form.b.rows(rows)
-            parts["A" + suffix] = _matrix(sign * whole[rows])
-            parts["b" + suffix] = -sign * b.constant
+            signs = np.where(form.equations[rows], 1.0, -1.0)
+            b, turn = form.b.rows(rows), sp.diags_array(signs, format="csr")
+            parts["A" + suffix] = _matrix(turn @ whole[rows])
+            parts["b" + suffix] = -signs * b.constant
             if b.moves:
-                parts["B" + suffix] = _matrix(sign * b.slope)
+                parts["B" + suffix] = _matrix(turn @ b.slope)
         sets[group.name] = Polyhedron(**parts)
     return Intersection(**sets) if sets else None
 
@@ -194,11 +198,16 @@ class _Upper(Plain):
     """The leader's function, which sees the user's variables and prices alone."""
 
     function: Callable
-    shapes: dict
+    groups: tuple = eqx.field(static=True)
 
     def __call__(self, x, y, *prices):
         y = {name: value for name, value in y.items() if name != AUXILIARY}
         if not prices:
             return self.function(x, y)
-        named = {n: prices[0][n].reshape(shape) for n, shape in self.shapes.items()}
+        named = {}
+        for name, shape, places in self.groups:
+            found = prices[0][name]
+            if isinstance(found, dict):
+                found = jnp.concatenate([found["A"], found["A_eq"]])
+            named[name] = found[jnp.asarray(places, int)].reshape(shape)
         return self.function(x, y, named)
