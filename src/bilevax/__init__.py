@@ -12,6 +12,7 @@ from ._constraints import (
     Polyhedron as Polyhedron,
     Simplex as Simplex,
 )
+from ._cvxpy import from_cvxpy as from_cvxpy
 from ._driver.history import History as History
 from ._driver.run import Stop as Stop
 from ._driver.solution import Solution as Solution, UpperReport as UpperReport

@@ -315,6 +315,11 @@ def _check_new_shapes(whole, problem: Problem, x) -> None:
         whole.form.met.add(key)
 
 
+def status_codes(lower: LowerSolution, sane, fine):
+    """The number of the status of an answer, as an evaluation of it alone tells it."""
+    return _code_of(_states(lower), sane, fine)
+
+
 def _states(lower: LowerSolution):
     return lower.status._value, lower.shared_dependence, lower.weak
 

@@ -150,18 +150,25 @@ def usual_path(function: Callable) -> Callable[..., tuple[Any, Any]]:
     A program of its own like a `stage`, but with JAX's arrays as results. Where much is
     computed (`large`) it is optimised, which takes longer to compile.
     """
-
-    @functools.wraps(function)
-    def part(*arguments):
-        left_out: list = []
-        with alone(), _set(_left_out, left_out):
-            return function(*map(opened, arguments)), _any(left_out)
+    part = without_rare_branches(lambda *packed: function(*map(opened, packed)))
 
     @functools.cache
     def compiled(large: bool):
         return jax.jit(part, compiler_options=compiler_options(optimise=large))
 
     return lambda *arguments, large: compiled(large)(*arguments)
+
+
+def without_rare_branches(function: Callable) -> Callable[..., tuple[Any, Any]]:
+    """`function` on its usual path, and whether something was missing; for `vmap` too,
+    where that is told of each member."""
+
+    def part(*arguments):
+        left_out: list = []
+        with alone(), _set(_left_out, left_out):
+            return function(*arguments), _any(left_out)
+
+    return part
 
 
 def on_usual_path() -> bool:
