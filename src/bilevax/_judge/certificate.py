@@ -111,13 +111,15 @@ def certify(
             problem, x, points, perturbation, choose_key, num_tilts
         )
     usable = gradients[fine].mean(axis=1)
-    cone = _normal_cone(problem, np.asarray(flat))
+    cone = normal_cone(problem, np.asarray(flat))
     path = tuple(
-        (part, _min_norm(usable[:part], cone)[0])
+        (part, shortest_in_hull(usable[:part], cone)[0])
         for part in sorted({max(1, len(usable) * i // 8) for i in (1, 2, 4, 8)})
         if len(usable)
     )
-    measure, weights = _min_norm(usable, cone) if len(usable) else (np.inf, np.zeros(0))
+    measure, weights = (
+        shortest_in_hull(usable, cone) if len(usable) else (np.inf, np.zeros(0))
+    )
     interval, errors = None, np.zeros(0)
     if len(usable):
         # The measure is that of the points in the combination, and so is its error.
@@ -299,7 +301,7 @@ def _batch(problem, points, keys, law, warm, unravel, quality):
     return jax.vmap(one)(points, keys)
 
 
-def _normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
+def normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
     """Generators of the normal cone of the domain at `x`, as rows."""
     domain = problem.domain
     if domain is None:
@@ -317,7 +319,9 @@ def _normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
     return both / np.where(lengths > 0, lengths, 1)
 
 
-def _min_norm(gradients: np.ndarray, cone: np.ndarray) -> tuple[float, np.ndarray]:
+def shortest_in_hull(
+    gradients: np.ndarray, cone: np.ndarray
+) -> tuple[float, np.ndarray]:
     """The shortest vector of hull + cone, and the weights in the hull.
 
     Non-negative least squares: with columns `(g_i, 1)` and `(n_j, 0)` and the target
@@ -349,5 +353,5 @@ def _norm_with_interval(draws: np.ndarray, cone: np.ndarray):
     """`|mean|` of independent vectors, up to the cone, with a 95 % interval."""
     mean = draws.mean(axis=0)
     spread = np.sqrt(draws.var(axis=0, ddof=1).sum() / len(draws))
-    size = _min_norm(mean[None], cone)[0]
+    size = shortest_in_hull(mean[None], cone)[0]
     return size, (max(0.0, size - 1.96 * spread), size + 1.96 * spread)
