@@ -16,6 +16,8 @@ from .._files.checkpoint import check_writable
 from .._lower.choose import is_on_host, with_sparse_rows
 from .._methods.base import AbstractMethod, refused
 from .._methods.ds_blo import DSBLO
+from .._problem.chart import Chart, chart_of
+from .._problem.checks import checked_point
 from .._problem.followers import Followers
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
@@ -112,11 +114,17 @@ class Plan:
         view = representative(problem, look_key)
         if isinstance(view.domain, Polyhedron):
             check_polyhedron(view.domain)
+        chart = self._chart(problem)
+        starts = self.starts
+        if chart is not None:
+            x0 = None if x0 is None else chart.u(checked_point(view, x0))
+            starts = [chart.u(checked_point(view, start)) for start in starts]
+            problem = view = chart.applied(view)
         first = first_start(view, x0)
         count, until = self.num_starts, lambda ends: False
         if count is None:
             count, until = self._count(problem, view, first), enough
-        points = starting_points(view, first, self.starts, count, start_key)
+        points = starting_points(view, first, starts, count, start_key)
         polish, chunk = self.polish, self.chunk
         if polish is None:
             size = ravel_pytree(points[0])[0].size
@@ -148,9 +156,26 @@ class Plan:
                 checkpoint=path,
                 tick=tick,
                 together=self.together,
+                chart=chart,
             )
             runs.append(run)
         return Begun(view, runs, self.certify, look_key, until)
+
+    def _chart(self, problem: AbstractProblem) -> Chart | None:
+        """Units for the run, where its coordinates need them and nobody looks on.
+
+        Without a polish it is the method alone that is asked for, as it is.
+        """
+        watched = (
+            self.polish is False
+            or self.callback is not None
+            or self.certify is not None
+            or self.stop.certificate is not None
+            or self.average is not None
+            or self.output != "last"
+            or not self.looks
+        )
+        return None if watched else chart_of(problem)
 
 
 @once_jit

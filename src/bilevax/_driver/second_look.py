@@ -84,6 +84,21 @@ class SecondLook:
             return self
         return replace(self, rounds=before.rounds, gained=before.gained)
 
+    def in_units(self, slopes: np.ndarray) -> "SecondLook":
+        """The same of `x(u)`, where this is of `u`: `slopes` are `dx / du`."""
+        # A coordinate that cannot move has no gradient either.
+        by = np.where(slopes > 0, slopes, 1)
+        cone = self.cone / by
+        lengths = np.linalg.norm(cone, axis=1, keepdims=True)
+        return replace(
+            self,
+            radius=self.radius * float(slopes.max(initial=0)),
+            gradients=np.where(slopes > 0, self.gradients / by, 0),
+            cone=cone / np.where(lengths > 0, lengths, 1),
+            flat=self.flat * slopes,
+            _measured=[],
+        )
+
     def led_on(self, gained: float) -> "SecondLook":
         """This look, after which `F` fell by `gained`."""
         return replace(self, rounds=self.rounds + 1, gained=self.gained + gained)

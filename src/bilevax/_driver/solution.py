@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from .._constraints import Box
@@ -16,6 +17,7 @@ from .._implicit.hypergradient import Evaluation
 from .._judge.certificate import Certificate, certify as certify_at
 from .._lower.base import LowerSolution
 from .._methods.polish import Polish, polish as polish_from
+from .._problem.chart import Chart
 from .._programs.control import on_device
 from .._programs.modules import with_fields
 from .._status import Status, as_status, has_value, message, status_code, status_name
@@ -148,12 +150,32 @@ def solution_from(run: Run, point, certify) -> Asking[Solution]:
     box = run.view.domain
     asked = run.polish and not run.problem.is_sampled
     if not (asked and isinstance(box, Box) and _met_undefined(found)):
-        return found
+        return _in_units_of_x(run.chart, found)
     again = _within(run, box.shrunk(_HAIR))
     end = yield from again.go(point)
     inside = yield from _finish(again, end, certify)
     inside.stopped += "; F is undefined on a bound, which was moved inside"
-    return min(found, inside, key=rank)
+    return _in_units_of_x(run.chart, min(found, inside, key=rank))
+
+
+def _in_units_of_x(chart: Chart | None, found: Solution) -> Solution:
+    """What a run in units of its own has found, in those of the caller."""
+    if chart is None:
+        return found
+    x, slopes = chart.x(found.x), chart.slopes(found.x)
+    bounds = (ravel_pytree(x)[1](bound) for bound in (chart.low, chart.high))
+    before, value = found.stochastic
+    polished, around = found.polish, found.around
+    if polished is not None:
+        polished = with_fields(polished, x=chart.x(polished.x))
+    return replace(
+        found,
+        x=x,
+        stochastic=(chart.x(before), value),
+        polish=polished,
+        around=None if around is None else around.in_units(slopes),
+        bounds=holding(Box(*bounds), x),
+    )
 
 
 def _met_undefined(found: Solution) -> bool:

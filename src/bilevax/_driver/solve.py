@@ -74,7 +74,9 @@ def solve(
       the client of dask: anything with `submit(function, *arguments)`. A start whose
       process dies is tried once more, then it counts as one without an answer.
 
-    Where the lower level is empty, `x` goes to the nearest point where it is not. A
+    Where the lower level is empty, `x` goes to the nearest point where it is not. In a
+    box whose widths, or positive bounds, are far apart, a run that is polished computes
+    in units of its own (a coordinate with bounds three decades apart in logarithms). A
     result that is no answer raises a `BilevelError`, unless `throw=False`.
     """
     _check_not_traced("solve", problem, method, x0, key, starts)
@@ -152,10 +154,10 @@ def solve_many(
     - `executor`: as in `solve`; the instances are dealt out in pieces of at most
       `batch`. One whose process dies twice has the status `lost`.
 
-    The other arguments, and the results, are those of `solve` for each problem alone,
-    to rounding. Nothing is raised for a member that has no answer: `success`, `status`
-    and `message` of its solution tell, and the others stay right. Seconds in the
-    histories are those of the whole batch.
+    The other arguments, and the results, are those of `solve` for each problem alone
+    with `num_starts=1`, to rounding. Nothing is raised for a member that has no answer:
+    `success`, `status` and `message` of its solution tell, and the others stay right.
+    Seconds in the histories are those of the whole batch.
     """
     _check_not_traced("solve_many", problems, method, x0s, keys)
     plan = planned(
