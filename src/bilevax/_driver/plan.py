@@ -229,8 +229,9 @@ def planned(
     **options,
 ) -> Plan:
     """The plan that the arguments of `solve` ask for, checked."""
-    check_count(options["num_starts"], "num_starts")
-    for name, count in (("num_steps", num_steps), ("chunk", options["chunk"])):
+    counts = dict(num_steps=num_steps, chunk=options["chunk"])
+    counts["num_starts"] = options["num_starts"]
+    for name, count in counts.items():
         if count is not None:
             check_count(count, name)
     check_flag(looks, "looks")

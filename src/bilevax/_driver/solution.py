@@ -264,8 +264,8 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
             x, e = inside, new
     status, stopped = _judged(run, end, x, e)
     around = None
-    if polished is not None and stopped == end.reason and has_value(status):
-        x, e, polished, around = yield from _looked_around(run, end, x, e, polished)
+    if done is not None and stopped == end.reason and has_value(status):
+        x, e, done, around = yield from _looked_around(run, end, x, e, done)
         status, stopped = _judged(run, end, x, e)
     answer = has_value(status)
     certificate = None
@@ -293,7 +293,7 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
     )
 
 
-def _looked_around(run: Run, end: End, x, e, polished: Polish) -> Asking[tuple]:
+def _looked_around(run: Run, end: End, x, e, done: Polish) -> Asking[tuple]:
     """Second looks, each followed by a polish, as long as they lead on."""
     history, around = end.history, None
     for _ in range(_LOOKS):
@@ -308,9 +308,9 @@ def _looked_around(run: Run, end: End, x, e, polished: Polish) -> Asking[tuple]:
         x, e, more = yield from polished(run, end.length, near, there)
         around = seen.led_on(before - float(e.value))
         told = lambda p: (p.start_value, p.steps, p.evaluations)
-        both = (polished.steps + more.steps, polished.evaluations + more.evaluations)
-        polished = eqx.tree_at(told, more, (polished.start_value, *both))
-    return x, e, polished, around
+        both = (done.steps + more.steps, done.evaluations + more.evaluations)
+        done = eqx.tree_at(told, more, (done.start_value, *both))
+    return x, e, done, around
 
 
 def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
