@@ -6,7 +6,7 @@
 The first command trains the small network on scikit-learn's digits at a large radius
 with one attack after the other and writes a row per epoch: accuracy under the training
 attack, under PGD (ten steps, the same training images) and on clean images. Runs are
-planned for 80 epochs and end after 25, or where the guard ends them. The second command
+planned for 80 epochs and end after 20, or where the guard ends them. The second command
 draws the rows.
 """
 
@@ -40,7 +40,7 @@ CASES = {
     "the default": dict(),
 }
 SHOWN = ("accuracy", "robust_by_batch", "clean_by_batch", "free", "loss")
-IMAGES, LAST = 500, 25
+IMAGES, LAST = 500, 20
 
 
 def digits():
