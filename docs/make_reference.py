@@ -14,7 +14,8 @@ from bilevax._methods.base import AbstractMethod
 
 GROUPS = {
     "Modelling": (
-        "Problem", "Followers", "StochasticProblem", "AbstractLocalLower",
+        "Problem", "Followers", "HostFollowers", "StochasticProblem",
+        "AbstractLocalLower",
         "Polyhedron", "Box", "Simplex", "Gaussian", "UniformBall", "TruncatedGaussian",
     ),
     "Values and derivatives": (

@@ -14,4 +14,8 @@ from .box import Box as Box
 from .nonempty import check_box as check_box, check_polyhedron as check_polyhedron
 from .polyhedron import Polyhedron as Polyhedron
 from .simplex import Simplex as Simplex
-from .sparse import SparseMatrix as SparseMatrix, is_sparse as is_sparse
+from .sparse import (
+    SparseMatrix as SparseMatrix,
+    csr_of as csr_of,
+    is_sparse as is_sparse,
+)

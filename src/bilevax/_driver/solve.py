@@ -53,7 +53,7 @@ def solve(
     - `starts`, `num_starts`: further starting points, or how many starts in all, the
       rest drawn from the domain (without one, around `x0`). The best result counts.
     - `polish`: whether a deterministic descent on `F` follows; by default for
-      deterministic problems with at most 1000 entries of `x`.
+      deterministic problems with at most 2000 entries of `x`.
     - `certify`: a radius at which to measure stationarity of the result.
     - `output`: "last", or "random" for an iterate drawn as in `Thm:Main_I`.
     - `average`: the decay of a running average of the iterates, `solution.average`.

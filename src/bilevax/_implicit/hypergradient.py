@@ -80,7 +80,8 @@ def hypergradient(
     if not isinstance(problem, Problem | Followers):
         raise ValueError(
             "`problem` must be a Problem or Followers; got "
-            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
+            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem, "
+            "and `.parts(size)` on HostFollowers, first."
         )
     x = checked_point(problem, x)
     adjoint = problem.adjoint if adjoint is None else adjoint
