@@ -84,6 +84,7 @@ from ._methods.ssigd import SSIGD as SSIGD
 from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
 from ._methods.zero_order import ZeroOrder as ZeroOrder
 from ._problem.followers import Followers as Followers
+from ._problem.host import HostFollowers as HostFollowers
 from ._problem.penalised import penalised as penalised
 from ._problem.perturbation import (
     Gaussian as Gaussian,
