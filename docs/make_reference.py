@@ -15,7 +15,8 @@ from bilevax._methods.base import AbstractMethod
 GROUPS = {
     "Modelling": (
         "Problem", "Followers", "StochasticProblem", "AbstractLocalLower",
-        "Polyhedron", "Box", "Simplex", "Gaussian", "UniformBall", "TruncatedGaussian",
+        "Polyhedron", "Box", "Simplex", "Intersection",
+        "Gaussian", "UniformBall", "TruncatedGaussian",
     ),
     "Values and derivatives": (
         "hypergradient", "Evaluation", "FollowersEvaluation", "LowerSolution",

@@ -6,7 +6,12 @@ from ._compare.budget import Budget as Budget
 from ._compare.cases import Case as Case
 from ._compare.grid import StepGrid as StepGrid
 from ._compare.runs import Comparison as Comparison, compare as compare
-from ._constraints import Box as Box, Polyhedron as Polyhedron, Simplex as Simplex
+from ._constraints import (
+    Box as Box,
+    Intersection as Intersection,
+    Polyhedron as Polyhedron,
+    Simplex as Simplex,
+)
 from ._driver.history import History as History
 from ._driver.run import Stop as Stop
 from ._driver.solution import Solution as Solution

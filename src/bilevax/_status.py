@@ -59,6 +59,12 @@ class Status(eqx.Enumeration):
         "no best `x`. Check the sign of `upper`, restrict `x` with `domain`, or add a "
         "term to `upper` that grows with `x`."
     )
+    prices_not_unique = (
+        "Tight rows of the lower level depend on each other, so multipliers are not "
+        "unique at this `x`, and `upper(x, y, prices)` is not the same for all of "
+        "them: `F(x)` is not defined here. Remove rows that say the same as others, or "
+        "use prices of other rows in `upper`."
+    )
     lost = (
         "The run was given to an `executor` and did not come back, twice: its process "
         "died or could not do it. Give workers more memory or time, look into their "

@@ -4,18 +4,29 @@ import abc
 import math
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .._programs.arrays import sp, xp
-from .._programs.modules import Plain
+from .._programs.control import packed
+from .._programs.modules import Plain, with_fields
+from .layout import Layout, Part
+from .moving import (
+    check_functions_of,
+    drift,
+    motion,
+    motion_along,
+    numbers_at,
+    pull_of_rhs,
+)
 from .sparse import is_sparse
 
 
 class AbstractConstraints(Plain):
-    """A set for `y`, affine in `(x, y)`."""
+    """A set for `y`, affine in `y`, and in `x` where no part is a function of it."""
 
     @property
     @abc.abstractmethod
@@ -60,16 +71,93 @@ class AbstractConstraints(Plain):
         """`<mu, B x>`; its gradient in `x` is `B^T mu`."""
 
     @abc.abstractmethod
-    def coupling_matrix(self, size: int, dtype) -> Float[Array, "k m"] | None:
-        """`B` over the raveled `x`, or None where the set does not move."""
+    def coupling_matrix(
+        self, x: PyTree[Array], dtype, y: Float[Array, " n"] | None = None
+    ) -> Float[Array, "k m"] | None:
+        """`B` over the raveled `x`, or None where the set does not move.
+
+        Of rows that are functions of `x` the derivative of `A(x) y - b(x)` at `x`,
+        which needs `y` where `A` is one of them.
+        """
 
     @abc.abstractmethod
     def check_x(self, x: PyTree[Array]) -> None:
         """Raise a `ValueError` if `x` does not fit the coupling."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether the set moves with `x`, so that it may be empty somewhere."""
+        return False
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether some part is a function of `x`, so that there are no numbers yet."""
+        return False
+
+    @property
+    def moving(self) -> Any:
+        """The set with functions of `x` that this is, or was; None where `x` enters by
+        `B` alone, if at all."""
+        return self if self.has_functions else getattr(self, "source", None)
+
+    @property
+    def turns(self) -> bool:
+        """Whether `A` is a function of `x`."""
+        return False
+
+    def at(self, x: PyTree[Array]) -> "AbstractConstraints":
+        """The set of numbers at `x`, which still knows how it moves."""
+        if not self.has_functions:
+            return self
+        return with_fields(numbers_at(self, x), source=self)
+
+    def evaluated(self, x: PyTree[Array]) -> Any:
+        """`at`, which forgets how it moves."""
+        return self
+
+    def fitted(self, y: PyTree[Array]) -> "AbstractConstraints":
+        """The same set for a `y` of this structure, where it did not know that."""
+        return self
+
+    def motion_along(self, x, direction) -> Float[Array, " k"]:
+        """How `A y - b` changes as `x` moves along a direction; rows do not turn."""
+        if self.moving is not None:
+            return motion_along(packed((self.moving,)), x, direction)
+        start = jax.tree.map(lambda leaf: 0 * leaf, direction)
+        return self.rhs(start) - self.rhs(direction)
+
+    def drift(self, x, y, mu, v, w) -> Float[Array, ""]:
+        """`<w, A(x) y - b(x)> + <v, A(x)^T mu>`, up to what does not move with `x`."""
+        if self.moving is None:
+            return self.coupling(x, w)
+        return drift(self.moving, x, y, mu, v, w)
+
+    def row_arrays(self) -> list[Array]:
+        """The arrays that the rows are made of; `b` is none of them."""
+        return [leaf for leaf in jax.tree.leaves(self) if eqx.is_array(leaf)]
+
+    @property
+    def layout(self) -> Layout:
+        """What the rows are called."""
+        return Layout((Part(self.num_inequalities, self.num_equalities),))
+
     def units(self, size: int, dtype) -> Float[Array, " n"]:
         """The units in which the entries of `y` are computed."""
         return xp.ones(size, dtype)
+
+    def entries(self, size: int) -> int:
+        """How many entries of the rows are not zero."""
+        return self.num_rows * size
+
+    def with_sparse_rows(self) -> "AbstractConstraints":
+        """The same set, its rows kept by their entries where it keeps a matrix."""
+        return self
+
+    def check_y(self, y: PyTree[Array]) -> None:
+        """Raise a `ValueError` if `y` is not one that the set is about."""
+        like = self.start()
+        if like is not None:
+            check_like(y, like, "y0", "constraints")
 
     @property
     def num_rows(self) -> int:
@@ -87,13 +175,20 @@ class AbstractFixedSet(AbstractConstraints):
         return xp.abs(self.rhs(x))
 
     def coupling(self, x, mu):
-        return xp.zeros((), mu.dtype)
+        if self.moving is None:
+            return xp.zeros((), mu.dtype)
+        return pull_of_rhs(self.moving, x, mu)
 
-    def coupling_matrix(self, size, dtype):
-        return None
+    def coupling_matrix(self, x, dtype, y=None):
+        if self.moving is None:
+            return None
+        return xp.asarray(motion(packed((self.moving,)), x, None), dtype)
 
     def check_x(self, x):
-        pass
+        check_functions_of(self, x)
+
+    def row_arrays(self):
+        return []
 
 
 def as_float(value, name: str, ndim: int | None = None) -> Array:
@@ -139,6 +234,23 @@ def _is_vector(value) -> bool:
         and len(value) > 0
         and all(isinstance(v, int | float) or _is_vector(v) for v in value)
     )
+
+
+def check_like(tree, like, name: str, like_name: str) -> None:
+    """Raise a `ValueError` if `tree` differs from `like` in structure or shapes."""
+    leaves, structure = jax.tree.flatten(tree)
+    wanted, expected = jax.tree.flatten(like)
+    if structure != expected:
+        raise ValueError(
+            f"`{name}` must have the tree structure of `{like_name}`; expected "
+            f"{expected}, got {structure}."
+        )
+    if list(map(jnp.shape, leaves)) != list(map(jnp.shape, wanted)):
+        shapes = [jax.tree.map(jnp.shape, one) for one in (like, tree)]
+        raise ValueError(
+            f"`{name}` must have the shapes of `{like_name}`; expected "
+            f"{shapes[0]}, got {shapes[1]}."
+        )
 
 
 def check_not_empty(tree, name: str) -> None:

@@ -61,7 +61,8 @@ def _first_look(problem: Problem, x, e: Evaluation):
     slope = jnp.linalg.norm(flat)
     direction = unravel(flat / jnp.where(slope > 0, slope, 1))
     y = e.lower.y
-    f_x = lambda x: jax.grad(lambda x: problem.upper_value(x, y)[0])(x)
+    answer = y, problem.multipliers_of(e.lower)
+    f_x = lambda x: jax.grad(lambda x: problem.upper_value(x, *answer)[0])(x)
     g_y = lambda x: jax.grad(problem.lower_value, argnums=1)(x, y)
     bend = jax.jvp(f_x, (x,), (direction,))[1]
     pull, turn = jax.jvp(g_y, (x,), (direction,))

@@ -61,7 +61,7 @@ class KKTSystem(NamedTuple):
 def kkt_system(problem: Problem, x, y, active) -> KKTSystem:
     """The KKT matrix of `problem` at `(x, y)` with the given active rows."""
     lower, _ = flatten(problem, x)
-    return KKTSystem(problem.constraints, lower, ravel_pytree(y)[0], active)
+    return KKTSystem(problem.constraints.at(x), lower, ravel_pytree(y)[0], active)
 
 
 class AbstractAdjoint(Plain):
@@ -300,6 +300,15 @@ class Danskin(AbstractAdjoint):
 
     def solve(self, system, solution, top, bottom):
         return jnp.zeros_like(top), jnp.zeros_like(bottom), jnp.asarray(True)
+
+
+def refuse_danskin(problem) -> None:
+    """Raise a `ValueError` where `upper` takes prices, which `Danskin` holds fixed."""
+    if problem.prices:
+        raise ValueError(
+            "Danskin() takes the answer of the lower level as fixed, and `upper` takes "
+            "prices, which move with `x`. Leave `adjoint` out."
+        )
 
 
 def largest_curvature(operator, like, steps: int = 30):

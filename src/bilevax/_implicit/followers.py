@@ -12,7 +12,7 @@ from .._lower.followers import in_batches, is_whole
 from .._problem.followers import Followers
 from .._programs.modules import Plain, with_fields
 from .._status import Status, as_status, gravest, have_values
-from .adjoint import default_adjoint, kkt_system
+from .adjoint import Danskin, default_adjoint, kkt_system, refuse_danskin
 from .evaluation import Each
 from .quality import Quality, quality_of
 
@@ -40,33 +40,37 @@ def mean_gradient(
     `F` in `x` itself counts once.
     """
     answered = lower.success
+    if isinstance(adjoint, Danskin):
+        refuse_danskin(problem)
     if problem.upper is None:
         problem, lower = _without_failures(problem, lower, answered)
-    value, values, aux, f_x, f_ys = _upper(problem, x, lower.y, answered)
+    value, values, aux, f_x, f_ys, f_mus = _upper(problem, x, lower, answered)
     whole = is_whole(problem)
 
-    def adjoints(part: Followers, lower, f_ys):
+    def adjoints(part: Followers, lower, f_ys, f_mus):
         if not whole:
             # The factor was forgotten; from the answer it takes one pass.
             lower = solver(part, x, lower)
         return jax.vmap(lambda *one: _adjoint(part, adjoint, x, *one))(
-            part.data, part.tilt, lower, f_ys
+            part.data, part.tilt, lower, f_ys, f_mus
         )
 
     apart = adjoints if whole else lambda *a: in_batches(adjoints, *a)
-    v, w, fine = apart(problem, lower, f_ys)
+    v, w, fine = apart(problem, lower, f_ys, f_mus)
     masked = lambda leaf: jnp.where(_beside(answered, leaf), leaf, 0)
     v, w = jax.tree.map(masked, v), masked(w)
+    held = masked(jnp.where(lower.active, lower.multipliers, 0))
 
     def pulled(x):
         """What the answers add, whose gradient in `x` is wanted."""
 
-        def one(d, tilt, y, v, w):
-            here = problem.follower(d, tilt).localised(x)
+        def one(d, tilt, y, mu, v, w):
+            here = problem.follower(d, tilt).with_local_lower(x)
             along = jax.jvp(lambda y: here.lower_value(x, y), (y,), (v,))[1]
-            return along + here.constraints.coupling(x, w)
+            return along + here.constraints.drift(x, y, mu, v, w)
 
-        return jnp.sum(jax.vmap(one)(problem.data, problem.tilt, lower.y, v, w))
+        answers = lower.y, held, v, w
+        return jnp.sum(jax.vmap(one)(problem.data, problem.tilt, *answers))
 
     grad = jax.tree.map(jnp.subtract, f_x, jax.grad(pulled)(x))
     sane = solver.inside(problem, x, lower.y) & jax.vmap(all_finite)(f_ys)
@@ -75,14 +79,16 @@ def mean_gradient(
     return Mean(value, values, aux, grad, fine, sane)
 
 
-def _adjoint(problem: Followers, adjoint, x, d, tilt, lower: LowerSolution, f_y):
+def _adjoint(problem: Followers, adjoint, x, d, tilt, lower: LowerSolution, f_y, f_mu):
     """`v` and `w` of one follower, and whether their residual is small."""
     here = problem.follower(d, tilt).localised(x)
     adjoint = default_adjoint(lower) if adjoint is None else adjoint
     flat, unravel = ravel_pytree(lower.y)
     top = ravel_pytree(f_y)[0].astype(flat.dtype)
     system = kkt_system(here, x, flat, lower.active)
-    v, w, fine = adjoint.solve(system, lower, top, jnp.zeros_like(lower.multipliers))
+    bottom = jnp.zeros_like(lower.multipliers)
+    bottom = bottom if f_mu is None else jnp.where(lower.active, f_mu, bottom)
+    v, w, fine = adjoint.solve(system, lower, top, bottom)
     return unravel(v), w, fine
 
 
@@ -103,21 +109,22 @@ def _without_failures(problem: Followers, lower: LowerSolution, answered):
     return here, with_fields(lower, y=y, multipliers=multipliers)
 
 
-def _upper(problem: Followers, x, ys, answered):
+def _upper(problem: Followers, x, lower: LowerSolution, answered):
     """`F`, the followers' own values, auxiliary output, and the derivatives of `F`."""
 
-    def mean(x, ys):
+    def mean(x, ys, multipliers):
         if problem.upper is not None:
-            value, aux = problem.upper_value(x, ys)
+            value, aux = problem.upper_value(x, ys, multipliers)
             return value, (None, aux)
-        values, aux = problem.own_values(x, ys)
+        values, aux = problem.own_values(x, ys, multipliers)
         count = jnp.maximum(jnp.sum(answered), 1)
         value = jnp.sum(jnp.where(answered, values, 0)) / count
         return value, (jnp.where(answered, values, jnp.nan), aux)
 
-    gradient = jax.value_and_grad(mean, argnums=(0, 1), has_aux=True)
-    (value, (values, aux)), (f_x, f_ys) = gradient(x, ys)
-    return value, values, aux, f_x, f_ys
+    gradient = jax.value_and_grad(mean, argnums=(0, 1, 2), has_aux=True)
+    answers = lower.y, problem.multipliers_of(lower)
+    (value, (values, aux)), (f_x, f_ys, f_mus) = gradient(x, *answers)
+    return value, values, aux, f_x, f_ys, f_mus
 
 
 def summary(mean: Mean, lower: LowerSolution, codes) -> tuple[Any, Each]:
@@ -140,13 +147,17 @@ def mean_quality(problem: Followers, x, lower: LowerSolution, adjoint, grad) -> 
     `upper` of all answers, is left out.
     """
     own = problem.upper is None
-    slopes = jax.grad(lambda ys: problem.upper_value(x, ys)[0])(lower.y)
+    slopes = jax.grad(lambda at: problem.upper_value(x, *at)[0])(
+        (lower.y, problem.multipliers_of(lower))
+    )
 
     def of_part(part: Followers, lower, slopes):
         def one(d, tilt, lower, slope):
             here = part.follower(d, tilt).localised(x)
             if not own:
-                here = with_fields(here, upper=_Linear(slope))
+                y, mu = slope
+                prices = here.prices_for_upper(y, mu)
+                here = with_fields(here, upper=_Linear((y, *prices)))
             how = default_adjoint(lower) if adjoint is None else adjoint
             system = kkt_system(here, x, lower.y, lower.active)
             return quality_of((here, None), system, x, lower, how, grad)
@@ -164,12 +175,12 @@ def mean_quality(problem: Followers, x, lower: LowerSolution, adjoint, grad) -> 
 
 
 class _Linear(Plain):
-    """`<slope, y>`, an upper level as one follower changes it."""
+    """`<slope, answer>`, an upper level as one follower changes it."""
 
     slope: PyTree[Array]
 
-    def __call__(self, x, y):
-        terms = jax.tree.map(lambda s, y: jnp.sum(s * y), self.slope, y)
+    def __call__(self, x, *answer):
+        terms = jax.tree.map(lambda s, y: jnp.sum(s * y), self.slope, answer)
         return sum(jax.tree.leaves(terms))
 
 

@@ -52,9 +52,11 @@ from .adjoint import (
     DenseAdjoint,
     KKTSystem,
     default_adjoint,
+    refuse_danskin,
 )
 from .evaluation import Evaluation, FollowersEvaluation
 from .followers import mean_gradient, mean_quality, summary
+from .prices import with_unique_prices
 from .quality import quality_of
 
 
@@ -222,7 +224,7 @@ def _evaluate(problem: Problem, x, solver, adjoint: Any, warm: Any) -> Evaluatio
         return _evaluate_each(problem, x, solver, adjoint, warm)
     problem = problem.localised(x)
     whole = once(_whole, problem, solver)
-    lower = solver(problem, x, warm)
+    lower = with_unique_prices(problem, x, solver(problem, x, warm), whole)
     if adjoint is None:
         adjoint = default_adjoint(lower)
     found = implicit_gradient(problem, x, lower, adjoint, whole)
@@ -239,7 +241,7 @@ def _evaluate(problem: Problem, x, solver, adjoint: Any, warm: Any) -> Evaluatio
 
 
 def _evaluate_each(problem: Followers, x, solver, adjoint, warm) -> Evaluation:
-    lower = solver(problem, x, warm)
+    lower = with_unique_prices(problem, x, solver(problem, x, warm))
     found = mean_gradient(problem, x, lower, adjoint, solver)
     codes = jax.vmap(_code_of)(_states(lower), found.sane, found.fine)
     status, each = summary(found, lower, codes)
@@ -345,11 +347,13 @@ def implicit_gradient(
 
     With `A` the active rows, solve
 
-        [H  A^T] [v]   [grad_y f]
-        [A   0 ] [w] = [   0    ]
+        [H  A^T] [v]   [  grad_y f  ]
+        [A   0 ] [w] = [grad_lambda f]
 
-    and subtract from `grad_x f` the `x`-gradient of `<grad_y g, v> + <w, B x>`.
-    `whole` is the problem, ready for stages.
+    and subtract from `grad_x f` the `x`-gradient of `<grad_y g, v> + <w, B x>`; where
+    rows are functions of `x`, of `<grad_y g + A(x)^T lambda, v> + <w, A(x) y - b(x)>`.
+    The lower half is zero but for a leader who sees prices: multipliers move with `x`,
+    too, and the matrix is that of both. `whole` is the problem, ready for stages.
     """
     if isinstance(problem, Followers):
         solver = checked_solver(problem, None, False)
@@ -358,16 +362,20 @@ def implicit_gradient(
         return Implicit(mean.value, mean.aux, mean.grad, fine, sane)
     whole = _whole(problem, USUAL_SOLVER) if whole is None else whole
     if isinstance(adjoint, Danskin):
+        refuse_danskin(problem)
         value = problem.upper_value
         (value, aux), grad = jax.value_and_grad(value, has_aux=True)(x, lower.y)
         inside = whole[1].inside(problem, x, lower.y)
         return Implicit(value, aux, grad, jnp.asarray(True), inside)
-    upper = _upper(whole, x, lower.y)
+    upper = _upper(whole, x, lower.y, problem.multipliers_of(lower))
     system = _system(problem, x, lower)
     top = ravel(upper.f_y).astype(system.y.dtype)
     bottom = xp.zeros_like(lower.multipliers)
+    if problem.prices:
+        bottom = xp.where(lower.active, upper.f_mu, bottom)
     v, w, fine = adjoint.solve(system, lower, top, bottom)
-    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, v, w)
+    held = xp.where(lower.active, lower.multipliers, 0)
+    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, held, v, w)
     return Implicit(upper.value, upper.aux, grad, fine, inside)
 
 
@@ -376,7 +384,7 @@ def _system(problem: Problem, x, lower: LowerSolution) -> KKTSystem:
     # In stages of the form that the lower level has, for which a program exists.
     columns = np.ones_like(y) if in_stages() else None
     flat = packed(FlatLower(problem.lower, x, unravel, columns))
-    return KKTSystem(problem.constraints, flat, y, lower.active)
+    return KKTSystem(problem.constraints.at(x), flat, y, lower.active)
 
 
 class _Upper(NamedTuple):
@@ -384,26 +392,27 @@ class _Upper(NamedTuple):
     aux: Any
     f_x: PyTree[Array]
     f_y: PyTree[Array]
+    f_mu: Float[Array, " k"] | None
 
 
 @stage
-def _upper(whole, x, y) -> _Upper:
+def _upper(whole, x, y, multipliers) -> _Upper:
     """`f` with its gradients."""
     problem, _ = whole
-    value = jax.value_and_grad(problem.upper_value, argnums=(0, 1), has_aux=True)
-    (value, aux), (f_x, f_y) = value(x, y)
-    return _Upper(value, aux, f_x, f_y)
+    value = jax.value_and_grad(problem.upper_value, argnums=(0, 1, 2), has_aux=True)
+    (value, aux), (f_x, f_y, f_mu) = value(x, y, multipliers)
+    return _Upper(value, aux, f_x, f_y, f_mu)
 
 
 @stage
-def _pulled_back(whole, x, y, f_x, v, w):
+def _pulled_back(whole, x, y, f_x, mu, v, w):
     problem, solver = whole
     v = Unravel.like(y)(v)
 
     def cross(x):
         # Reverse over forward: the derivative of `g` along `v`, then its x-gradient.
         along = jax.jvp(lambda y: problem.lower_value(x, y), (y,), (v,))[1]
-        return along + problem.constraints.coupling(x, w)
+        return along + problem.constraints.drift(x, y, mu, v, w)
 
     grad = jax.tree.map(jnp.subtract, f_x, jax.grad(cross)(x))
     return grad, solver.inside(problem, x, y)

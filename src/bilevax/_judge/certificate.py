@@ -179,9 +179,9 @@ class _Proximal(Plain):
     centre: PyTree
     smoothing: float
 
-    def __call__(self, x, y):
-        out = self.upper(x, y)
-        return self.beside(x, out[0] if isinstance(out, tuple) else out)
+    def __call__(self, x, y, *prices):
+        out = self.upper(x, y, *prices)
+        return self.beside(x, _first(out))
 
     def beside(self, x, value):
         gap = ravel_pytree(x)[0] - ravel_pytree(self.centre)[0]
@@ -191,8 +191,19 @@ class _Proximal(Plain):
 class _ProximalOfAll(_Proximal):
     """The same for Followers, which are in the place of their `upper`."""
 
-    def __call__(self, x, ys, data):
-        return self.beside(x, self.upper.upper_value(x, ys)[0])
+    def __call__(self, x, ys, *rest):
+        followers = self.upper
+        if followers.upper is not None:
+            return super().__call__(x, ys, *rest)
+        # Each one's own, with its prices where there are any.
+        values = jax.vmap(
+            lambda d, y, *own: _first(followers.instance(d).upper(x, y, *own))
+        )(followers.data, ys, *rest[:-1])
+        return self.beside(x, jnp.mean(values))
+
+
+def _first(out):
+    return out[0] if isinstance(out, tuple) else out
 
 
 def _ball(problem: Problem | Followers, x, radius, count, key) -> np.ndarray:

@@ -94,7 +94,7 @@ _RANK = {False: 0, None: 1, True: 2}
 
 
 def _findings(problem: Problem, x, e: Evaluation) -> tuple[Finding, ...]:
-    constraints = problem.constraints
+    constraints = problem.constraints.at(x)
     n = ravel_pytree(problem.y0)[0].size
     A = np.asarray(constraints.matrix(n, jnp.result_type(float)))
     rhs = np.asarray(constraints.rhs(x), float)
@@ -106,7 +106,25 @@ def _findings(problem: Problem, x, e: Evaluation) -> tuple[Finding, ...]:
         _independence(A, e),
         _complementarity(e),
         _compactness(A, rhs, k),
+        *_beyond_the_paper(problem),
     )
+
+
+def _beyond_the_paper(problem: Problem) -> list[Finding]:
+    """What the theory of the paper is not about, and what holds all the same."""
+    still = (
+        "F is differentiable where LICQ, strict complementarity and strong convexity "
+        "hold (the implicit function theorem); the convergence theorem of the paper "
+        "does not cover it"
+    )
+    found = []
+    if problem.constraints.moving is not None:
+        text = f"parts of the constraints are functions of `x`: {still}"
+        found.append(Finding("linear coupling", "Thm:Main", None, np.nan, text))
+    if problem.prices:
+        text = f"`upper` takes prices: {still}"
+        found.append(Finding("upper of x and y", "Thm:Main", None, np.nan, text))
+    return found
 
 
 def _defined(e: Evaluation) -> Finding:
@@ -210,11 +228,18 @@ def _complementarity(e: Evaluation) -> Finding:
     holds = weak.size == 0 and not np.isnan(margin)
     text = f"margin {margin:.3g} (smallest of max(multiplier, slack))"
     if weak.size:
-        shown = ", ".join(map(str, weak[:8]))
         text += (
-            f"; rows {shown} are weakly active: perturb the lower level (DSBLO does)"
+            f"; {_listed(e, weak)} weakly active: perturb the lower level (DSBLO does)"
         )
     return Finding("strict complementarity", "pro:diff", holds, margin, text)
+
+
+def _listed(e: Evaluation, rows) -> str:
+    """`row lines[7] is`, `rows lines[7], lines[8] are`."""
+    names = e.lower.row_names
+    shown = ", ".join(names[i].removeprefix("row ") for i in rows[:8])
+    more = ", ..." if len(rows) > 8 else ""
+    return f"rows {shown}{more} are" if len(rows) > 1 else f"row {shown} is"
 
 
 def _compactness(A, rhs, k) -> Finding:

@@ -226,6 +226,7 @@ class ActiveSet(AbstractLowerSolver):
             iterations=Iterations(p.passes, p.factorisations, p.last.steps),
             status=as_status(status),
             factor=found.kept() if begun.kept else found,
+            layout=constraints.layout,
         )
 
 
@@ -371,7 +372,10 @@ def blank_solution(problem, kept: bool = False) -> LowerSolution:
     make = _kept_blank if stages else _blank
     blank = make(k, size, leaf.dtype, kept or stages)
     return LowerSolution(
-        y=y, status=as_status(code_of(Status.iteration_limit)), **blank
+        y=y,
+        status=as_status(code_of(Status.iteration_limit)),
+        layout=problem.constraints.layout,
+        **blank,
     )
 
 

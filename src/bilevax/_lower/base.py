@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .._constraints import Layout
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.modules import Plain
@@ -49,6 +50,36 @@ class LowerSolution(Plain):
     iterations: Iterations
     status: Any
     factor: Any
+    layout: Layout | None = eqx.field(static=True, default=None)
+
+    @property
+    def prices(self) -> PyTree[Array]:
+        """The multipliers; of an `Intersection` by the names of its sets.
+
+        What one more unit of `b` is worth to the follower: `g` falls by it.
+        """
+        return self.named("multipliers")
+
+    def named(self, what: str) -> PyTree[Array]:
+        """`"multipliers"`, `"slack"`, `"active"` or `"weak"`, as `prices`."""
+        if what not in _BY_ROW:
+            raise ValueError(
+                f"`what` must be one of {', '.join(map(repr, _BY_ROW))}; got {what!r}."
+            )
+        values = getattr(self, what)
+        return values if self.layout is None else self.layout.named(values, self.y)
+
+    @property
+    def row_names(self) -> list[str]:
+        """What the rows are called, in their order."""
+        if self.layout is None:
+            return [f"row {i}" for i in range(self.multipliers.shape[-1])]
+        # Of many followers each has the names of one.
+        axes = self.multipliers.ndim - 1
+        one = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[axes:], leaf.dtype), self.y
+        )
+        return self.layout.row_names(one)
 
     @property
     def inactive(self) -> Bool[Array, " k"]:
@@ -57,6 +88,10 @@ class LowerSolution(Plain):
     @property
     def success(self) -> Bool[Array, ""]:
         return self.status == Status.successful
+
+
+# What a solution has one number of per row.
+_BY_ROW = ("multipliers", "slack", "active", "weak")
 
 
 class AbstractLowerSolver(Plain):

@@ -3,9 +3,8 @@
 from typing import Any
 
 import jax
-import numpy as np
 
-from .._constraints import Box, Polyhedron, Simplex, SparseMatrix
+from .._constraints import Box, Intersection, Polyhedron, Simplex
 from .._problem.checks import check_like
 from .._problem.followers import Followers
 from .._problem.problem import Problem
@@ -37,18 +36,14 @@ def default_solver(problem: Problem) -> AbstractLowerSolver:
 def has_sparse_rows(problem: Problem) -> bool:
     """Whether the lower level is large and its rows have few entries."""
     constraints = problem.constraints
-    if not isinstance(constraints, Polyhedron) or not is_plain(problem):
+    if not isinstance(constraints, Polyhedron | Intersection) or not is_plain(problem):
+        return False
+    if constraints.turns:
         return False
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
     if size + constraints.num_rows < _MANY:
         return False
-    parts = [part for part in (constraints.A, constraints.A_eq) if part is not None]
-    return sum(map(_entries, parts)) <= _SPARSE * size * constraints.num_rows
-
-
-def _entries(matrix) -> int:
-    values = getattr(matrix, "values", matrix)
-    return int(np.count_nonzero(np.asarray(values)))
+    return constraints.entries(size) <= _SPARSE * size * constraints.num_rows
 
 
 def is_on_host(problem: Any) -> bool:
@@ -62,11 +57,6 @@ def is_on_host(problem: Any) -> bool:
 @remembered
 def with_sparse_rows(problem: Problem) -> Problem:
     """The same problem with rows as the sparse solver takes them."""
-    if not isinstance(problem.constraints, Polyhedron):
-        return problem
-    parts = (problem.constraints.A, problem.constraints.A_eq)
-    if all(part is None or isinstance(part, SparseMatrix) for part in parts):
-        return problem
     return with_fields(problem, constraints=problem.constraints.with_sparse_rows())
 
 

@@ -86,4 +86,5 @@ def box_solution(box: Box, ahead, curvature, unravel) -> LowerSolution:
         iterations=Iterations(jnp.asarray(1), jnp.asarray(0), jnp.asarray(0)),
         status=status,
         factor=None,
+        layout=box.layout,
     )

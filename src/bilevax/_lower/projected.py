@@ -236,6 +236,7 @@ def _solution(problem, x, lower: FlatLower, end: _Round, tol) -> LowerSolution:
         iterations=Iterations(end.steps, jnp.asarray(0), jnp.asarray(0)),
         status=status,
         factor=None,
+        layout=constraints.layout,
     )
 
 

@@ -160,13 +160,33 @@ class AbstractMethod(Plain):
         return None
 
 
+def _view(problem: AbstractProblem) -> Any:
+    """The problem by which runs are judged, or one sample of it."""
+    population = getattr(problem, "population", problem)
+    return problem.draw(jr.key(0)) if population is None else population
+
+
 def refused(method: AbstractMethod, problem: AbstractProblem) -> str | None:
     """Why `method` cannot run on `problem`, in one sentence; None if it can."""
-    many = isinstance(getattr(problem, "population", problem), Followers)
+    view = _view(problem)
+    many = isinstance(view, Followers)
     if many and not method.takes_followers:
         return (
             f"{type(method).__name__} works on the rows of one lower level and cannot "
             "run on Followers; methods that take gradients of F, such as DSBLO, can."
+        )
+    if not method.takes_followers and getattr(view, "prices", False):
+        return (
+            f"{type(method).__name__} moves `y` apart from its multipliers and cannot "
+            "run where `upper` takes prices; methods that take gradients of F, such as "
+            "DSBLO, can."
+        )
+    constraints = getattr(view, "constraints", None)
+    if not method.takes_followers and getattr(constraints, "moving", None) is not None:
+        return (
+            f"{type(method).__name__} needs rows that are linear in `x` and cannot run "
+            "where parts of the constraints are functions of it; methods that take "
+            "gradients of F, such as DSBLO, can."
         )
     return method.refusal(problem)
 

@@ -235,6 +235,16 @@ def checked_call(problem, x, solver, warm, name: str):
             f"`problem` must be a Problem; got {type(problem).__name__}. Call "
             f"`.draw(key)` on a StochasticProblem before `{name}`."
         )
+    if problem.prices:
+        raise ValueError(
+            f"`{name}` moves `y` apart from its multipliers, and `upper` takes prices "
+            "here: use `hypergradient`."
+        )
+    if problem.constraints.moving is not None:
+        raise ValueError(
+            f"`{name}` needs rows that are linear in `x`, and parts of the constraints "
+            "are functions of it here: use `hypergradient`."
+        )
     x = checked_point(problem, x)
     solver = checked_solver(problem, solver, False)
     check_warm(problem, warm)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .._implicit.adjoint import default_adjoint
 from .._implicit.feasible import moves, onto_allowed
 from .._implicit.hypergradient import Evaluation, implicit_gradient
+from .._implicit.prices import with_unique_prices
 from .._lower.base import Iterations, LowerSolution, all_finite
 from .._lower.choose import checked_solver
 from .._problem.problem import AbstractProblem, Problem
@@ -80,6 +81,7 @@ def value_at(problem: Problem, x: PyTree[Array], warm: LowerSolution) -> Point:
         if moves(problem):
             x = run_if(tries > 0, lambda x: onto_allowed(problem, x), x)
         lower = solver(problem.localised(x), x, lower)
+        lower = with_unique_prices(problem, x, lower)
         spent = Iterations(*map(jnp.sum, lower.iterations))
         work = Work(
             lower_solves=work.lower_solves + lower.kkt_residual.size,
@@ -98,7 +100,7 @@ def value_at(problem: Problem, x: PyTree[Array], warm: LowerSolution) -> Point:
     else:
         carry = attempt(carry)
     lower, x, work = carry[:3]
-    value = problem.upper_value(x, lower.y)[0]
+    value = problem.upper_value(x, lower.y, problem.multipliers_of(lower))[0]
     value = jnp.where(jnp.all(lower.success), value, jnp.nan)
     return Point(x, value, lower, work)
 

@@ -12,6 +12,7 @@ from .._constraints import (
     Box,
     Polyhedron,
     check_box,
+    check_like as check_like,
     check_not_empty,
     is_sparse,
     tree_as_float,
@@ -48,18 +49,24 @@ def check_functions(problem: Any, x: PyTree[Array]) -> None:
 
     Called while tracing, so that a compiled call does not pay for it again.
     """
-    for function, name in (
-        (problem.upper_value, "upper"),
-        (problem.lower_value, "lower"),
+    named = "upper(x, y, prices)" if problem.prices else "upper(x, y)"
+    prices = (problem.any_multipliers(),) if problem.prices else ()
+    for function, name, more in (
+        (problem.upper_value, named, prices),
+        (problem.lower_value, "lower(x, y)", ()),
     ):
         try:
-            jax.eval_shape(function, x, problem.y0)
+            jax.eval_shape(function, x, problem.y0, *more)
         except ValueError:
             raise
         except (TypeError, IndexError, KeyError, AttributeError) as error:
+            asks = "missing 1 required positional argument" in str(error)
+            hint = " Does `upper` take prices? Then say `Problem(..., prices=True)`."
             raise ValueError(
-                f"`{name}(x, y)` could not be evaluated with x of shape "
+                f"`{name}` could not be evaluated with x of shape "
                 f"{_shapes(x)} and y of shape {_shapes(problem.y0)}: {error}"
+                + hint
+                * (asks and name == "upper(x, y)")
             ) from error
 
 
@@ -84,21 +91,13 @@ def checked_start(constraints, y0):
     if y0 is None:
         if like is None:
             raise ValueError(
-                "`y0` is needed: the constraints have no rows, so the shape of `y` is "
-                "unknown."
+                "`y0` is needed: the constraints have no rows, or functions of `x` in "
+                "the place of arrays, so the shape of `y` is unknown."
             )
         return like
     y0 = tree_as_float(y0, "y0")
     check_not_empty(y0, "y0")
-    if isinstance(constraints, Polyhedron):
-        size = sum(leaf.size for leaf in jax.tree.leaves(y0))
-        if like is not None and like.size != size:
-            raise ValueError(
-                "`A` must have one column per entry of `y0`; expected "
-                f"{size} columns, got {like.size}."
-            )
-    else:
-        check_like(y0, like, "y0", "constraints")
+    constraints.check_y(y0)
     # One precision for all of the lower level, the higher one.
     dtype = jnp.result_type(*jax.tree.leaves((y0, like)))
     return jax.tree.map(lambda leaf: leaf.astype(dtype), y0)
@@ -110,6 +109,13 @@ def checked_domain(domain):
     if not isinstance(domain, Box | Polyhedron):
         raise ValueError(
             f"`domain` must be a Box or a Polyhedron; got {type(domain).__name__}."
+        )
+    if domain.has_functions or any(
+        isinstance(getattr(domain, name, None), dict) for name in ("A", "A_eq")
+    ):
+        raise ValueError(
+            "`domain` is a set of `x`, given by numbers: it takes no functions of `x`, "
+            "and columns of one matrix rather than by name."
         )
     if isinstance(domain, Polyhedron):
         if domain.B is not None or domain.B_eq is not None:
@@ -126,22 +132,6 @@ def checked_domain(domain):
     else:
         check_box(domain, "x")
     return domain
-
-
-def check_like(tree, like, name: str, like_name: str) -> None:
-    """Raise a `ValueError` if `tree` differs from `like` in structure or shapes."""
-    leaves, structure = jax.tree.flatten(tree)
-    wanted, expected = jax.tree.flatten(like)
-    if structure != expected:
-        raise ValueError(
-            f"`{name}` must have the tree structure of `{like_name}`; expected "
-            f"{expected}, got {structure}."
-        )
-    if list(map(jnp.shape, leaves)) != list(map(jnp.shape, wanted)):
-        raise ValueError(
-            f"`{name}` must have the shapes of `{like_name}`; expected "
-            f"{_shapes(like)}, got {_shapes(tree)}."
-        )
 
 
 def _shapes(tree):

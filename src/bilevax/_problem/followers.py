@@ -29,7 +29,8 @@ class Followers(AbstractProblem):
     - `instance`: `instance(d)` is the `Problem` of the follower with data `d`.
     - `data`: a pytree of arrays whose leading axis counts the followers.
     - `upper`: `(x, ys, data) -> F` of all answers at once, where followers matter to
-      the leader together; without it, each one's own `upper` counts, in the mean.
+      the leader together; without it, each one's own `upper` counts, in the mean. Where
+      the instances have `prices=True` it is `(x, ys, prices, data) -> F`.
     - `domain`: the set for `x`. It is the leader's: given here, or by all instances
       alike.
     - `batch`: how many followers are solved at a time where all do not fit at once.
@@ -164,16 +165,33 @@ class Followers(AbstractProblem):
         q = q if self.tilt is None else tree_add(self.tilt, q)
         return with_fields(self, tilt=q)
 
-    def own_values(self, x, ys) -> tuple[Float[Array, " followers"], Any]:
-        """The followers' own `f_i(x, y_i)`, and their auxiliary outputs."""
-        return jax.vmap(lambda d, y: self.instance(d).upper_value(x, y))(self.data, ys)
+    @property
+    def prices(self) -> bool:
+        """Whether the leader sees the followers' multipliers."""
+        return self.one.prices
 
-    def upper_value(self, x, ys) -> tuple[Float[Array, ""], Any]:
+    def multipliers_of(self, lower) -> Float[Array, "followers k"] | None:
+        """As of a `Problem`."""
+        return lower.multipliers if self.prices else None
+
+    def any_multipliers(self) -> Float[Array, "followers k"] | None:
+        one = self.one.any_multipliers()
+        return None if one is None else jnp.zeros((len(self), one.size), one.dtype)
+
+    def own_values(
+        self, x, ys, multipliers=None
+    ) -> tuple[Float[Array, " followers"], Any]:
+        """The followers' own `f_i(x, y_i)`, and their auxiliary outputs."""
+        own = lambda d, y, mu: self.instance(d).upper_value(x, y, mu)
+        return jax.vmap(own)(self.data, ys, multipliers)
+
+    def upper_value(self, x, ys, multipliers=None) -> tuple[Float[Array, ""], Any]:
         """`F` for these answers, and auxiliary output."""
         if self.upper is None:
-            values, aux = self.own_values(x, ys)
+            values, aux = self.own_values(x, ys, multipliers)
             return jnp.mean(values), aux
-        out = self.upper(x, ys, self.data)
+        prices = self.one.prices_for_upper(ys, multipliers)
+        out = self.upper(x, ys, *prices, self.data)
         value, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
         return scalar(value, "upper"), aux
 

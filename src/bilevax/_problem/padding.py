@@ -27,6 +27,12 @@ def padded(instance: Callable, data: Sequence[PyTree]) -> tuple[Callable, PyTree
                 f"`instance(d)` must return a Problem; that of follower {i} is "
                 f"{type(problem).__name__}."
             )
+    _check_prices(problems)
+    if any(_is_no_array(problem.constraints) for problem in problems):
+        raise ValueError(
+            "Followers of different sizes need constraints given by numbers; a part is "
+            "a function of `x`, or a dictionary of columns by name. Pass arrays."
+        )
     y0, own = _filled([problem.y0 for problem in problems], "y0 of follower {}")
     kinds = {type(problem.constraints) for problem in problems}
     if len(kinds) != 1 or not kinds <= {Box, Polyhedron}:
@@ -40,6 +46,23 @@ def padded(instance: Callable, data: Sequence[PyTree]) -> tuple[Callable, PyTree
         sets = _polyhedra([problem.constraints for problem in problems], own)
     parts = dict(data=_filled(data, "data[{}]")[0], y0=y0, own=own, sets=sets)
     return _Padded(instance), parts
+
+
+def _is_no_array(constraints) -> bool:
+    parts = (getattr(constraints, name, None) for name in ("B", "B_eq"))
+    return constraints.has_functions or any(isinstance(part, dict) for part in parts)
+
+
+def _check_prices(problems) -> None:
+    """Rows are added behind those of their kind, which moves the equality rows."""
+    for problem in problems:
+        rows = problem.constraints
+        if problem.prices and rows.num_inequalities and rows.num_equalities:
+            raise ValueError(
+                "Followers of different sizes whose `upper` takes prices need "
+                "constraints with rows of one kind; got inequality rows and equality "
+                "rows."
+            )
 
 
 class _Padded(Plain):
@@ -58,6 +81,7 @@ class _Padded(Plain):
             always_feasible=problem.always_feasible,
             solver=problem.solver,
             adjoint=problem.adjoint,
+            prices=problem.prices,
         )
 
 
@@ -67,8 +91,8 @@ class _OwnUpper(Plain):
     function: Callable
     own: PyTree[Bool[Array, "..."]]
 
-    def __call__(self, x, y):
-        return self.function(x, jax.tree.map(_only, self.own, y))
+    def __call__(self, x, y, *prices):
+        return self.function(x, jax.tree.map(_only, self.own, y), *prices)
 
 
 class _OwnLower(Plain):

@@ -67,6 +67,9 @@ class Problem(AbstractProblem):
       will be visited, so that methods need no way back from where it has none.
     - `solver`, `adjoint`: how the lower level and its derivative are computed where a
       call does not say; by default the library chooses.
+    - `prices`: whether `upper` is a function `(x, y, prices)` of the multipliers of the
+      lower level, too: of an array with one entry per row, inequality rows first, or,
+      for an `Intersection`, of a dictionary by the names of its sets.
     - `members`: where `y` is a minibatch of a larger whole, which members of it these
       are, one number per entry of the leading axis. A tilt that is drawn once for a
       run then belongs to the member, not to its place in the batch.
@@ -84,6 +87,7 @@ class Problem(AbstractProblem):
     solver: Any
     adjoint: Any
     members: Int[Array, " batch"] | None
+    prices: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -97,24 +101,36 @@ class Problem(AbstractProblem):
         solver=None,
         adjoint=None,
         members=None,
+        prices=False,
     ):
-        for name, function in (("upper", upper), ("lower", lower)):
+        arguments = "(x, y, prices)" if prices else "(x, y)"
+        for name, function, given in (
+            ("upper", upper, arguments),
+            ("lower", lower, "(x, y)"),
+        ):
             if not callable(function):
                 raise ValueError(
-                    f"`{name}` must be a function of `(x, y)`; got "
+                    f"`{name}` must be a function of `{given}`; got "
                     f"{type(function).__name__}."
                 )
+        if not isinstance(prices, bool):
+            raise ValueError(
+                "`prices` tells whether `upper` takes them, True or False; got "
+                f"{type(prices).__name__}."
+            )
         constraints = Polyhedron() if constraints is None else constraints
         if not isinstance(constraints, AbstractConstraints):
             raise ValueError(
-                "`constraints` must be a Polyhedron, a Box or a Simplex; got "
-                f"{type(constraints).__name__}."
+                "`constraints` must be a Polyhedron, a Box, a Simplex or an "
+                f"Intersection of these; got {type(constraints).__name__}."
             )
-        self.upper, self.lower, self.constraints = upper, lower, constraints
+        self.upper, self.lower = upper, lower
         self.y0 = checked_start(constraints, y0)
+        self.constraints = constraints.fitted(self.y0)
         self.domain = checked_domain(domain)
         self.always_feasible = bool(always_feasible)
         self.solver, self.adjoint, self.members = solver, adjoint, members
+        self.prices = prices
 
     def draw(self, key, step=None):
         return self
@@ -130,26 +146,31 @@ class Problem(AbstractProblem):
             solver=self.solver,
             adjoint=self.adjoint,
             members=self.members,
+            prices=self.prices,
         )
 
     @property
     def rows_move(self) -> bool:
         """Whether the constraints move with `x`, so that no `y` may satisfy them."""
-        constraints = self.constraints
-        return isinstance(constraints, Polyhedron) and (
-            constraints.B is not None or constraints.B_eq is not None
-        )
+        return self.constraints.moves
 
     def check_x(self, x: PyTree[Array]) -> None:
         """Raise a `ValueError` if `x` does not fit the constraints."""
         self.constraints.check_x(x)
 
     def localised(self, x: PyTree[Array]) -> "Problem":
+        """The same problem at `x`: its local model, and its set as one of numbers."""
+        here = self.with_local_lower(x)
+        if not self.constraints.has_functions:
+            return here
+        return with_fields(here, constraints=self.constraints.at(x))
+
+    def with_local_lower(self, x: PyTree[Array]) -> "Problem":
         """The same problem with a lower level that was built around `x`."""
         if not isinstance(self.lower, AbstractLocalLower):
             return self
         lower = self.lower.at(jax.lax.stop_gradient(x))
-        return eqx.tree_at(lambda p: p.lower, self, lower)
+        return with_fields(self, lower=lower)
 
     def perturbed(self, q: PyTree[Array]) -> "Problem":
         """The same problem with `<q, y>` added to the lower objective."""
@@ -162,9 +183,9 @@ class Problem(AbstractProblem):
         tilted = _TiltedLocal(lower, q) if local else _Tilted(lower, q)
         return eqx.tree_at(lambda p: p.lower, self, tilted)
 
-    def upper_value(self, x, y) -> tuple[Float[Array, ""], Any]:
-        """`f(x, y)` and its auxiliary output (None where there is none)."""
-        out = self.upper(x, y)
+    def upper_value(self, x, y, multipliers=None) -> tuple[Float[Array, ""], Any]:
+        """`f(x, y)`, or `f(x, y, prices)`, and its auxiliary output (or None)."""
+        out = self.upper(x, y, *self.prices_for_upper(y, multipliers))
         if isinstance(out, tuple) and len(out) != 2:
             raise ValueError(
                 "`upper(x, y)` must return a scalar, or a pair of a scalar and "
@@ -173,6 +194,24 @@ class Problem(AbstractProblem):
             )
         value, aux = out if isinstance(out, tuple) else (out, None)
         return scalar(value, "upper"), aux
+
+    def prices_for_upper(self, y, multipliers) -> tuple:
+        """What `upper` takes besides `x` and `y`."""
+        if not self.prices:
+            return ()
+        assert multipliers is not None, "this call knows no multipliers"
+        return (self.constraints.layout.named(multipliers, y),)
+
+    def multipliers_of(self, lower) -> Float[Array, " k"] | None:
+        """Those of a lower-level solution where `upper` asks for them, else None."""
+        return lower.multipliers if self.prices else None
+
+    def any_multipliers(self) -> Float[Array, " k"] | None:
+        """Zeros in their place, for shapes."""
+        if not self.prices:
+            return None
+        dtype = jnp.result_type(*jax.tree.leaves(self.y0))
+        return jnp.zeros(self.constraints.num_rows, dtype)
 
     def lower_value(self, x, y) -> Float[Array, ""]:
         """`g(x, y)`."""
