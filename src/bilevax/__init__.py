@@ -14,9 +14,10 @@ from ._constraints import (
 )
 from ._driver.history import History as History
 from ._driver.run import Stop as Stop
-from ._driver.solution import Solution as Solution, UpperReport as UpperReport
+from ._driver.solution import Solution as Solution
 from ._driver.solve import solve as solve, solve_many as solve_many
 from ._driver.tune import Tuning as Tuning, tune as tune
+from ._driver.upper_report import UpperReport as UpperReport
 from ._files.checkpoint import CheckpointError as CheckpointError
 from ._implicit.adjoint import (
     ConjugateGradient as ConjugateGradient,
@@ -41,7 +42,14 @@ from ._judge.certificate import (
     certify as certify,
     moreau as moreau,
 )
+from ._judge.check import Check as Check, check as check
 from ._judge.explain import Explanation as Explanation, explain as explain
+from ._judge.objective import scipy_objective as scipy_objective
+from ._judge.profile import Profile as Profile, profile as profile
+from ._judge.sensitivity import (
+    Sensitivity as Sensitivity,
+    sensitivity as sensitivity,
+)
 from ._lower.active_set import ActiveSet as ActiveSet
 from ._lower.base import LowerSolution as LowerSolution
 from ._lower.closed_form import ClosedForm as ClosedForm

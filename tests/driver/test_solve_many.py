@@ -60,7 +60,10 @@ def test_members_are_those_of_solve(six):
     problems, found = six
     keys = jr.split(jr.key(0), 6)
     for i in (0, 2, 5):
-        one = bx.solve(problems[i], None, START, key=keys[i], throw=False)
+        alone: Any = dict(key=keys[i], throw=False, num_starts=1)
+        one = bx.solve(problems[i], None, START, **alone)
+        assert found[i].converged == one.converged
+        assert str(found[i]).startswith("F ")
         assert found[i].status_name == one.status_name
         np.testing.assert_allclose(found[i].value, one.value, rtol=1e-9)
         np.testing.assert_allclose(found[i].x, one.x, atol=1e-6)

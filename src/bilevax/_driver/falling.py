@@ -8,18 +8,17 @@ a point from which `F` rises either way; that takes two evaluations.
 
 import enum
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from .._constraints import Box
 from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import Evaluation, hypergradient
 from .._problem.problem import Problem
 from .._status import has_value
 from .._tolerances import tolerances
 from .run import plain
+from .starts import is_bounded
 
 # Points of a ray; the last is 1e12 times as far as the first.
 _DOUBLINGS = 40
@@ -55,7 +54,7 @@ def beyond(problem: Problem, x0, x, e: Evaluation, length: float) -> Beyond:
 
     `e` is the evaluation at `x`, `length` the length scale of the problem.
     """
-    if _is_bounded(problem.domain):
+    if is_bounded(problem.domain):
         return Beyond.rises
     start, end = np.asarray(ravel_pytree(x0)[0]), np.asarray(ravel_pytree(x)[0])
     slope, value = np.asarray(ravel_pytree(e.grad)[0]), float(e.value)
@@ -148,13 +147,6 @@ def _rises_first(F, end, direction, length: float) -> bool:
         if not values[-1] < values[-2]:
             return True
     return False
-
-
-def _is_bounded(domain) -> bool:
-    if not isinstance(domain, Box):
-        return False
-    bounds = jax.tree.leaves((domain.lower, domain.upper))
-    return all(np.isfinite(bound).all() for bound in bounds)
 
 
 def _norm(v: np.ndarray) -> float:

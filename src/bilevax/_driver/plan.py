@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray, PyTree
 
 from .._arguments import check_count, check_number
-from .._constraints import Box, Polyhedron, check_polyhedron
+from .._constraints import Polyhedron, check_polyhedron
 from .._files.checkpoint import check_writable
 from .._lower.choose import is_on_host, with_sparse_rows
 from .._methods.base import AbstractMethod, refused
 from .._methods.ds_blo import DSBLO
+from .._problem.chart import Chart, chart_of
 from .._problem.checks import checked_point
 from .._problem.followers import Followers
 from .._problem.problem import AbstractProblem, Problem
@@ -27,6 +27,7 @@ from .coupled import answer_from, check_coupled
 from .requests import Asking
 from .run import Run, Stop
 from .solution import Solution
+from .starts import enough, first_start, starting_points, usual_count
 
 DEFAULT_STEPS = 300
 # Larger problems are not polished unless asked: BFGS keeps a dense matrix.
@@ -44,17 +45,25 @@ class Task(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The runs of a task, one per start, and the problem by which they are judged."""
+    """The runs of a task, one per start, and the problem by which they are judged.
+
+    `until`: whether ends that came before a run make it superfluous.
+    """
 
     view: Problem
     runs: list[Run]
     certify: float | None
     look_key: PRNGKeyArray
+    until: Callable[[list[Solution]], bool]
 
     @property
     def asking(self) -> list[Asking[Solution]]:
         """The runs as they ask for what they want computed."""
         return [answer_from(run, run.x0, self.certify) for run in self.runs]
+
+    def needed(self, ends: list[Solution]) -> list[Solution]:
+        """Those ends before which there were not enough."""
+        return [end for i, end in enumerate(ends) if not self.until(ends[:i])]
 
 
 @dataclass
@@ -65,7 +74,7 @@ class Plan:
     num_steps: int
     stop: Stop
     starts: Sequence[PyTree] = ()
-    num_starts: int = 1
+    num_starts: int | None = 1
     polish: bool | None = None
     certify: float | None = None
     output: str = "last"
@@ -78,13 +87,25 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Steps of all starts of a task."""
-        return max(1 + len(self.starts), self.num_starts) * self.num_steps
+        """Steps of all starts of a task, as far as they are known before it begins."""
+        return max(1 + len(self.starts), self.num_starts or 1) * self.num_steps
+
+    def _count(self, problem: AbstractProblem, view: Problem, x) -> int:
+        """How many starts; one where it is a single run that is asked for."""
+        single = (
+            self.starts
+            or self.polish is False
+            or self.output != "last"
+            or not self.looks
+            or self.callback is not None
+            or self.checkpoint is not None
+        )
+        return 1 if single else usual_count(problem, view, x)
 
     def begun(self, task: Task, tick: Callable) -> Begun:
         """The runs of a task, none of which has computed anything yet."""
         problem, x0, key = task
-        _check_problem(problem, x0)
+        _check_problem(problem)
         refusal = refused(self.method, problem)
         if refusal is not None:
             raise ValueError(refusal)
@@ -94,7 +115,17 @@ class Plan:
         view = representative(problem, look_key)
         if isinstance(view.domain, Polyhedron):
             check_polyhedron(view.domain)
-        points = _starting_points(view, x0, self.starts, self.num_starts, start_key)
+        chart = self._chart(problem)
+        starts = self.starts
+        if chart is not None:
+            x0 = None if x0 is None else chart.u(checked_point(view, x0))
+            starts = [chart.u(checked_point(view, start)) for start in starts]
+            problem = view = chart.applied(view)
+        first = first_start(view, x0)
+        count, until = self.num_starts, lambda ends: False
+        if count is None:
+            count, until = self._count(problem, view, first), enough
+        points = starting_points(view, first, starts, count, start_key)
         check_coupled(view, points[0], self.looks, self.output)
         polish, chunk = self.polish, self.chunk
         if polish is None:
@@ -127,9 +158,26 @@ class Plan:
                 checkpoint=path,
                 tick=tick,
                 together=self.together,
+                chart=chart,
             )
             runs.append(run)
-        return Begun(view, runs, self.certify, look_key)
+        return Begun(view, runs, self.certify, look_key, until)
+
+    def _chart(self, problem: AbstractProblem) -> Chart | None:
+        """Units for the run, where its coordinates need them and nobody looks on.
+
+        Without a polish it is the method alone that is asked for, as it is.
+        """
+        watched = (
+            self.polish is False
+            or self.callback is not None
+            or self.certify is not None
+            or self.stop.certificate is not None
+            or self.average is not None
+            or self.output != "last"
+            or not self.looks
+        )
+        return None if watched else chart_of(problem)
 
 
 @once_jit
@@ -144,29 +192,6 @@ def _default_chunk(num_steps: int) -> int:
     return min(max(100, -(-num_steps // 10)), 1000)
 
 
-def _starting_points(problem: Problem, x0, starts, num_starts, key):
-    first = checked_point(problem, x0)
-    points = [first, *(checked_point(problem, point) for point in starts)]
-    flat, unravel = ravel_pytree(first)
-    for i in range(num_starts - len(points)):
-        points.append(unravel(_random_start(problem, flat, jr.fold_in(key, i))))
-    return points
-
-
-def _random_start(problem: Problem, flat, key):
-    """Uniform in a bounded box; along free coordinates normal around `x0`."""
-    spread = jnp.maximum(jnp.linalg.norm(flat) / np.sqrt(flat.size), 1.0)
-    point = flat + spread * jr.normal(key, flat.shape, flat.dtype)
-    domain = problem.domain
-    if not isinstance(domain, Box):
-        return point
-    low, high = ravel_pytree(domain.lower)[0], ravel_pytree(domain.upper)[0]
-    bounded = jnp.isfinite(low) & jnp.isfinite(high)
-    share = jr.uniform(jr.fold_in(key, 0), flat.shape, flat.dtype)
-    inside = jnp.where(bounded, low, 0) + share * jnp.where(bounded, high - low, 0)
-    return jnp.where(bounded, inside, jnp.clip(point, low, high))
-
-
 def _numbered(checkpoint, i: int, count: int):
     if checkpoint is None or count == 1:
         return checkpoint
@@ -174,15 +199,13 @@ def _numbered(checkpoint, i: int, count: int):
     return f"{root}-{i}{ending}"
 
 
-def _check_problem(problem, x0) -> None:
+def _check_problem(problem) -> None:
     """Raise a `ValueError` unless a run can begin."""
     if not isinstance(problem, AbstractProblem):
         raise ValueError(
             "`problem` must be a Problem, Followers or a StochasticProblem; got "
             f"{type(problem).__name__}."
         )
-    if x0 is None:
-        raise ValueError("`x0` is needed: the point to start from.")
 
 
 def _checked_method(method) -> AbstractMethod:

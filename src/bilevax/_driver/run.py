@@ -28,6 +28,7 @@ from .._lower.active_set import opened_factor
 from .._lower.base import strongly_typed
 from .._lower.choose import is_on_host
 from .._methods.base import AbstractMethod, Record, Scales
+from .._problem.chart import Chart
 from .._problem.followers import Followers
 from .._problem.problem import AbstractProblem, Problem
 from .._programs.control import stage_by_stage
@@ -89,6 +90,8 @@ class Run:
     tick: Callable
     # Whether other runs are computed by the same programs.
     together: bool = False
+    # Where `x` is in units of the run, the way back to those of the caller.
+    chart: Chart | None = None
 
     def go(self, x0) -> Asking["End"]:
         """All chunks."""

@@ -1,5 +1,6 @@
-"""A run and what follows it: polish, second thoughts, the words for its end."""
+"""A run and what follows it: polish, second looks, the words for its end."""
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,48 +8,36 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from .._constraints import Box
 from .._implicit.feasible import moves, onto_allowed
 from .._implicit.hypergradient import Evaluation
 from .._judge.certificate import Certificate, certify as certify_at
+from .._lower.base import LowerSolution
 from .._methods.polish import Polish, polish as polish_from
+from .._problem.chart import Chart
 from .._programs.control import on_device
+from .._programs.modules import with_fields
 from .._status import Status, as_status, has_value, message, status_code, status_name
 from .._tolerances import tolerances
+from . import solution_file
 from .falling import Beyond, beyond, still_falling
 from .history import History
+from .report import holding, report
 from .requests import Asking, Request
 from .run import End, Run, evaluate_allowed, plain
+from .second_look import SecondLook, second_look
+from .upper_report import UpperReport
 
 # What a round of the polish must gain for another one, in units of `accept`.
 _SMALL_GAIN = 1e-2
 _POLISH_ROUNDS = 4
+# Second looks that may each lead on to a lower point.
+_LOOKS = 8
 # Share of the range of `x` by which bounds are moved where `F` is undefined on them.
 _HAIR = 1e-7
-
-
-@dataclass
-class UpperReport:
-    """What a solution says of its upper constraints.
-
-    - `constraints`, `equalities`: `c` and `h` at `x`.
-    - `multipliers`, `equality_multipliers`: in the same structures. If `c <= t` were
-      allowed instead of `c <= 0`, `F` would fall by `multipliers` for each unit of `t`.
-    - `violation`: the largest of `[c]_+` and `|h|`; `feasible`: whether each is below
-      1e-8 of the size of its constraint (1e-3 in float32).
-    - `residual`: an upper bound on the length of the shortest `F' + sum mu_j c_j'`,
-      with gradients very near to `x`: zero where `x` is stationary.
-    """
-
-    constraints: PyTree[Array]
-    equalities: PyTree[Array]
-    multipliers: PyTree[Array]
-    equality_multipliers: PyTree[Array]
-    violation: float
-    feasible: bool
-    residual: float
 
 
 @dataclass(repr=False)
@@ -56,9 +45,11 @@ class Solution:
     """The end of a run.
 
     - `x`, `y`, `value`: the point, the follower's answer and `F`, from an unperturbed,
-      tightly solved lower level.
+      tightly solved lower level. `lower` is all that is known of it: `multipliers`,
+      `prices`, active rows; None where nothing was evaluated.
     - `status`, `message`, `success`: of that evaluation. A kink is a success, since
-      minimisers of `F` sit there.
+      minimisers of `F` sit there. Whether the run was one is another question:
+      `converged`.
     - `history`: the run in numbers.
     - `stochastic`: `x` and `F` before the polish; `polish`: what the polish did.
     - `certificate`: how far `x` is from stationary, where asked for.
@@ -68,6 +59,9 @@ class Solution:
     - `upper`: the upper constraints at `x`, where the problem has some that involve
       `y`; an answer that violates them is no success. `history` then follows the
       penalised objective, all else is about `F`.
+    - `around`: what a second look saw around `x`; None without a polish.
+
+    `print(solution)` is a short report: what the point is worth, and what to try next.
     """
 
     x: PyTree[Array]
@@ -84,6 +78,9 @@ class Solution:
     average: PyTree[Array] | None = None
     starts: list["Solution"] = field(default_factory=list)
     upper: UpperReport | None = None
+    lower: LowerSolution | None = None
+    around: SecondLook | None = None
+    bounds: dict[str, str] = field(default_factory=dict)
 
     @property
     def status_name(self) -> str:
@@ -103,6 +100,46 @@ class Solution:
     def feasible(self) -> bool:
         """Whether `x` satisfies the upper constraints, to rounding."""
         return self.upper is None or self.upper.feasible
+
+    @property
+    def multipliers(self) -> Any:
+        """Of the lower-level rows at `x`; one row per follower where there are many."""
+        return None if self.lower is None else self.lower.multipliers
+
+    @property
+    def prices(self) -> Any:
+        """The multipliers, by name where the constraints have names."""
+        return getattr(self.lower, "prices", self.multipliers)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the run came to rest at a stationary point, as far as was looked.
+
+        About the run, whereas `success` is about the evaluation at its end. After a
+        polish: no probe around `x` was lower, and gradients there combine to zero.
+        Without one: the steps or the momentum vanished, or a certificate was reached.
+        """
+        ran_out = "still falling" in self.stopped or self.status_name == "unbounded"
+        if not self.success or ran_out:
+            return False
+        if self.around is None:
+            return any(word in self.stopped for word in ("vanished", "certified"))
+        return self.around.is_stationary and not self.around.open
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write it to one file, `.npz`: arrays and text, no pickle.
+
+        Trees of `x` and `y` may be dictionaries, lists and tuples of arrays.
+        """
+        solution_file.write(path, self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Solution":
+        """What `save` wrote; a damaged file is a `CheckpointError`."""
+        return solution_file.read(path, cls)
+
+    def __str__(self):
+        return report(self)
 
     def __repr__(self):
         return (
@@ -135,12 +172,32 @@ def solution_from(run: Run, point, certify) -> Asking[Solution]:
     box = run.view.domain
     asked = run.polish and not run.problem.is_sampled
     if not (asked and isinstance(box, Box) and _met_undefined(found)):
-        return found
+        return in_units_of_x(run.chart, found)
     again = _within(run, box.shrunk(_HAIR))
     end = yield from again.go(point)
     inside = yield from _finish(again, end, certify)
     inside.stopped += "; F is undefined on a bound, which was moved inside"
-    return min(found, inside, key=rank)
+    return in_units_of_x(run.chart, min(found, inside, key=rank))
+
+
+def in_units_of_x(chart: Chart | None, found: Solution) -> Solution:
+    """What a run in units of its own has found, in those of the caller."""
+    if chart is None:
+        return found
+    x, slopes = chart.x(found.x), chart.slopes(found.x)
+    bounds = (ravel_pytree(x)[1](bound) for bound in (chart.low, chart.high))
+    before, value = found.stochastic
+    polished, around = found.polish, found.around
+    if polished is not None:
+        polished = with_fields(polished, x=chart.x(polished.x))
+    return replace(
+        found,
+        x=x,
+        stochastic=(chart.x(before), value),
+        polish=polished,
+        around=None if around is None else around.in_units(slopes),
+        bounds=holding(Box(*bounds), x),
+    )
 
 
 def _met_undefined(found: Solution) -> bool:
@@ -171,12 +228,12 @@ def _within(run: Run, box: Box) -> Run:
 def _finish(run: Run, end: End, certify) -> Asking[Solution]:
     (x, e), best = end.last, end.best
     stochastic = (x, float(e.value))
-    done = None
+    polished = None
     # A run that was carried to a flat part of `F` would end there.
     if run.polish and run.output == "last" and float(best[1].value) < float(e.value):
         x, e = best
     if run.polish and has_value(e.status):
-        x, e, done = yield from polished(run, end.length, x, e)
+        x, e, polished = yield from polish_rounds(run, end.length, x, e)
     if run.looks and moves(run.view) and status_name(e.status) == "dependent_rows":
         # At the edge of the set of `x` with a non-empty lower level: a hair inside, or
         # another solver would find it empty.
@@ -185,16 +242,20 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
         if has_value(new.status):
             x, e = inside, new
     status, stopped = _judged(run, end, x, e)
+    around = None
+    if polished is not None and stopped == end.reason and has_value(status):
+        x, e, polished, around = yield from _looked_around(run, end, x, e, polished)
+        status, stopped = _judged(run, end, x, e)
     answer = has_value(status)
     certificate = None
     if certify is not None and answer:
         certificate = certify_at(run.view, x, certify, key=run.key)
-    y = e.lower.y if run.looks else None
+    lower = with_fields(e.lower, factor=None) if run.looks else None
     # Members of a batch are NumPy's.
-    x, y, mean, code = on_device((x, y, end.mean, status._value))
+    x, lower, mean, code = on_device((x, lower, end.mean, status._value))
     return Solution(
         x=x,
-        y=y,
+        y=None if lower is None else lower.y,
         value=float(e.value),
         status=as_status(code),
         success=answer,
@@ -202,10 +263,33 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
         history=end.history,
         stopped=stopped,
         stochastic=stochastic,
-        polish=done,
+        polish=polished,
         certificate=certificate,
         average=mean,
+        lower=lower,
+        around=around,
+        bounds=holding(run.view.domain, x),
     )
+
+
+def _looked_around(run: Run, end: End, x, e, polished: Polish) -> Asking[tuple]:
+    """Second looks, each followed by a polish, as long as they lead on."""
+    history, around = end.history, None
+    for _ in range(_LOOKS):
+        change = abs(float(history.value[0]) - float(e.value))
+        asked = (run.view, x, e, end.length, change, run.key)
+        seen, near, there = yield from second_look(*asked)
+        seen = seen.after(around)
+        if not seen.open:
+            around = seen
+            break
+        before = float(e.value)
+        x, e, more = yield from polish_rounds(run, end.length, near, there)
+        around = seen.led_on(before - float(e.value))
+        told = lambda p: (p.start_value, p.steps, p.evaluations)
+        both = (polished.steps + more.steps, polished.evaluations + more.evaluations)
+        polished = eqx.tree_at(told, more, (polished.start_value, *both))
+    return x, e, polished, around
 
 
 def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
@@ -229,7 +313,7 @@ def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     return e.status, end.reason + told
 
 
-def polished(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polish]]:
+def polish_rounds(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polish]]:
     """Polish as long as that lowers `F`.
 
     A search that gave up on a kink often finds the way along it from there: what it had

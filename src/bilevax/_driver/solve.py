@@ -18,7 +18,7 @@ from .._programs.control import often
 from .._programs.threads import few_threads
 from .._status import BilevelError, is_traced
 from .elsewhere import elsewhere
-from .plan import Task, planned
+from .plan import Begun, Task, planned
 from .requests import alone, together
 from .run import Stop
 from .solution import Solution, best_of
@@ -33,7 +33,7 @@ def solve(
     num_steps: int | None = None,
     throw: bool = True,
     starts: Sequence[PyTree] = (),
-    num_starts: int = 1,
+    num_starts: int | None = None,
     polish: bool | None = None,
     certify: float | None = None,
     output: str = "last",
@@ -50,8 +50,12 @@ def solve(
 
     - `key`: of all draws; an integer is the seed of one.
     - `num_steps`: steps of the method; by default 300, with early stopping.
+    - `x0`: may be left out where `domain` is a box with finite bounds: its middle then.
     - `starts`, `num_starts`: further starting points, or how many starts in all, the
       rest drawn from the domain (without one, around `x0`). The best result counts.
+      By default one; where such a box has at most 20 entries and the lower level at
+      most 200 variables and rows, up to eight, until the best value has come three
+      times. `num_starts=1` is one; so is a run that is saved, watched or not polished.
     - `polish`: whether a deterministic descent on `F` follows; by default for
       deterministic problems with at most 1000 entries of `x`.
     - `certify`: a radius at which to measure stationarity of the result.
@@ -70,7 +74,9 @@ def solve(
       the client of dask: anything with `submit(function, *arguments)`. A start whose
       process dies is tried once more, then it counts as one without an answer.
 
-    Where the lower level is empty, `x` goes to the nearest point where it is not. A
+    Where the lower level is empty, `x` goes to the nearest point where it is not. In a
+    box whose widths, or positive bounds, are far apart, a run that is polished computes
+    in units of its own (a coordinate with bounds three decades apart in logarithms). A
     result that is no answer raises a `BilevelError`, unless `throw=False`.
     """
     _check_not_traced("solve", problem, method, x0, key, starts)
@@ -99,13 +105,23 @@ def solve(
     with progress_bar(plan.total, enabled=progress) as tick, often():
         begun = plan.begun(task, tick)
         if executor is not None:
-            best = best_of(elsewhere(executor, [begun], tick))
+            best = best_of(begun.needed(elsewhere(executor, [begun], tick)))
         else:
             with few_threads(begun.view):
-                best = best_of([alone(run) for run in begun.asking])
+                best = best_of(_one_by_one(begun))
     if throw and not best.success:
         raise BilevelError(f"The solve failed. {best.message}", best.status, best)
     return best
+
+
+def _one_by_one(begun: Begun) -> list[Solution]:
+    """The ends of all runs, or of the first ones if these are enough."""
+    ends: list[Solution] = []
+    for run in begun.asking:
+        if begun.until(ends):
+            break
+        ends.append(alone(run))
+    return ends
 
 
 def solve_many(
@@ -138,10 +154,10 @@ def solve_many(
     - `executor`: as in `solve`; the instances are dealt out in pieces of at most
       `batch`. One whose process dies twice has the status `lost`.
 
-    The other arguments, and the results, are those of `solve` for each problem alone,
-    to rounding. Nothing is raised for a member that has no answer: `success`, `status`
-    and `message` of its solution tell, and the others stay right. Seconds in the
-    histories are those of the whole batch.
+    The other arguments, and the results, are those of `solve` for each problem alone
+    with `num_starts=1`, to rounding. Nothing is raised for a member that has no answer:
+    `success`, `status` and `message` of its solution tell, and the others stay right.
+    Seconds in the histories are those of the whole batch.
     """
     _check_not_traced("solve_many", problems, method, x0s, keys)
     plan = planned(
