@@ -116,8 +116,7 @@ class Plan:
         view = representative(problem, look_key)
         if isinstance(view.domain, Polyhedron):
             check_polyhedron(view.domain)
-        # Weights of constraints are in the units of `x`.
-        chart = None if view.is_coupled else self._chart(problem)
+        chart = self._chart(problem)
         starts = self.starts
         if chart is not None:
             x0 = None if x0 is None else chart.u(checked_point(view, x0))

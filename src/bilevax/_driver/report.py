@@ -27,6 +27,7 @@ def report(solution: Any, names: Sequence[str] | None = None) -> str:
     lines = {
         "F": _value(solution),
         "x": _point(solution.x),
+        "upper": _upper(solution),
         "ended": _ended(solution),
         "converged": _converged(solution),
         "starts": _starts(solution.starts),
@@ -97,6 +98,18 @@ def _point(x) -> str:
     shown = [f"{name(path)} = {show(leaf)}" for path, leaf in with_paths[:_SHOWN]]
     more = len(with_paths) - _SHOWN
     return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
+
+
+def _upper(s) -> str:
+    """Constraints of the leader that involve `y`."""
+    if s.upper is None:
+        return ""
+    held = [float(m) for m in np.asarray(ravel_pytree(s.upper.multipliers)[0])]
+    names = coordinate_names(s.upper.multipliers, "upper_constraints")
+    tight = [f"{n} ({m:.4g})" for n, m in zip(names, held, strict=True) if m > 0]
+    met = "hold" if s.feasible else f"are violated by {s.violation:.3g}"
+    told = f"; tight, with multipliers: {_listed(tight)}" if tight else ""
+    return f"the upper constraints {met}{told}"
 
 
 def _ended(s) -> str:

@@ -40,7 +40,7 @@ from .._programs.modules import Plain, with_fields
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
 from .._status import status_name
-from .hull import min_norm, normal_cone
+from .hull import normal_cone, shortest_in_hull
 from .multipliers import exact_penalty
 
 # Gradients in one program, and how many are rather taken one by one.
@@ -130,13 +130,13 @@ def certify(
     usable = gradients[fine].mean(axis=1)
     cone = normal_cone(problem, np.asarray(flat))
     path = tuple(
-        (part, min_norm(usable[:part], cone)[0])
+        (part, shortest_in_hull(usable[:part], cone)[0])
         for part in sorted({max(1, len(usable) * i // 8) for i in (1, 2, 4, 8)})
         if len(usable)
     )
     measure, weights = np.inf, np.zeros(0)
     if len(usable):
-        measure, weights, _ = min_norm(usable, cone)
+        measure, weights, _ = shortest_in_hull(usable, cone)
     interval, errors = None, np.zeros(0)
     if len(usable):
         # The measure is that of the points in the combination, and so is its error.
@@ -341,5 +341,5 @@ def _norm_with_interval(draws: np.ndarray, cone: np.ndarray):
     """`|mean|` of independent vectors, up to the cone, with a 95 % interval."""
     mean = draws.mean(axis=0)
     spread = np.sqrt(draws.var(axis=0, ddof=1).sum() / len(draws))
-    size = min_norm(mean[None], cone)[0]
+    size = shortest_in_hull(mean[None], cone)[0]
     return size, (max(0.0, size - 1.96 * spread), size + 1.96 * spread)
