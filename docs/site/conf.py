@@ -20,12 +20,24 @@ author = "The bilevax authors"
 copyright = "the bilevax authors, Apache-2.0"
 release = version = bilevax.__version__
 
-extensions = ["myst_nb"]
+extensions = ["myst_nb", "sphinx_gallery.gen_gallery"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "docs/gallery/*.md", "benchmarks/*.md", "*.md"]
-exclude_patterns = ["README.md"]
-source_suffix = {".md": "myst-nb"}
+include_patterns = ["docs/*.md", "docs/gallery/*.rst", "benchmarks/*.md", "*.md"]
+exclude_patterns = ["README.md", "**/sg_execution_times.rst"]
+source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 
+# The gallery is made from the examples that are part of the package, which are run.
+sphinx_gallery_conf = dict(
+    examples_dirs="src/bilevax/examples",
+    gallery_dirs="docs/gallery",
+    filename_pattern=r"/[a-z]\w*\.py$",
+    ignore_pattern=r"__init__",
+    abort_on_example_error=True,
+    show_signature=False,
+    remove_config_comments=True,
+    image_srcset=["2x"],
+    matplotlib_animations=False,
+)
 # Links to headings, as code hosts make them.
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]

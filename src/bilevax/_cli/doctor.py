@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,9 @@ import jax.numpy as jnp
 import bilevax as bx
 
 from .text import print_json
+
+# Its settings are no attributes to a type checker.
+_config: Any = jax.config
 
 TEXT = "versions, devices, a solved toy"
 _NEEDED = ("jax", "jaxlib", "equinox", "lineax", "optax", "jaxtyping", "numpy", "scipy")
@@ -26,15 +30,15 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(options) -> int:
-    found = dict(
+    found: dict[str, Any] = dict(
         bilevax=bx.__version__,
         python=platform.python_version(),
         system=platform.platform(),
         packages={name: _version(name) for name in (*_NEEDED, *_OPTIONAL)},
         devices=[str(device) for device in jax.devices()],
-        float64=bool(jax.config.jax_enable_x64),
+        float64=bool(_config.jax_enable_x64),
         cores=os.cpu_count(),
-        cache=jax.config.jax_compilation_cache_dir,
+        cache=_config.jax_compilation_cache_dir,
         toy=_toy(),
     )
     if options.json:
@@ -67,7 +71,7 @@ def _toy() -> dict:
     first = time.perf_counter() - begun
     solution = bx.solve(problem, bx.DSBLO(), jnp.array([1.0, 2.0]), key=0, num_starts=1)
     both = time.perf_counter() - begun
-    exact = 1e-8 if jax.config.jax_enable_x64 else 1e-3
+    exact = 1e-8 if _config.jax_enable_x64 else 1e-3
     right = abs(solution.value + 6) < exact and abs(float(e.value) + 5.375) < exact
     return dict(
         value=solution.value, right=right, gradient_s=first, solve_s=both - first

@@ -101,7 +101,7 @@ def _run(name: str, text: str, folder: Path, quiet: bool) -> dict[str, Any]:
         error = f"{type(failure).__name__}: {failure}"
         complain(f"{script}: {error}")
     seconds = time.perf_counter() - begun
-    row = dict(name=name, seconds=round(seconds, 1), error=error)
+    row: dict[str, Any] = dict(name=name, seconds=round(seconds, 1), error=error)
     row |= dict(pictures=pictures(name, folder))
     value, reference = names.get("F"), names.get("reference")
     if value is not None and reference is not None:

@@ -11,13 +11,15 @@ This trains a small network on scikit-learn's digits, with attacks and without.
 # A few epochs are enough to see the difference. ``epsilon`` is the half-width of the
 # box, in units of the pixel range.
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 
 from bilevax.adversarial import Settings, load_images, score as scored, train
 
 images = load_images("digits")
-common = dict(
+common: Any = dict(
     model="small", epsilon=0.15, epochs=6, batch_size=50, padding=0, flip=False
 )
 found = {}
