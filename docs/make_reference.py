@@ -14,7 +14,8 @@ from bilevax._methods.base import AbstractMethod
 
 GROUPS = {
     "Modelling": (
-        "Problem", "penalised", "Followers", "StochasticProblem", "AbstractLocalLower",
+        "Problem", "penalised", "Followers", "HostFollowers", "StochasticProblem",
+        "AbstractLocalLower",
         "Polyhedron", "Box", "Simplex", "Intersection",
         "Gaussian", "UniformBall", "TruncatedGaussian",
     ),
@@ -26,6 +27,10 @@ GROUPS = {
     "Solving": (
         "solve", "solve_many", "Solution", "UpperReport", "Stop", "History",
         "tune", "Tuning", "certify", "Certificate", "moreau", "explain", "Explanation",
+    ),
+    "Looking closer": (
+        "check", "Check", "profile", "Profile", "sensitivity", "Sensitivity",
+        "scipy_objective",
     ),
     "What went wrong": ("Status", "status_name", "BilevelError", "CheckpointError"),
     "Lower-level solvers": (

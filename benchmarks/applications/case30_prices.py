@@ -2,11 +2,14 @@
 
     python -m benchmarks.applications.case30_prices --data FOLDER
 
-The model of `case30_bidding.py` with a balance for each bus: what one more MW there is
-worth is the multiplier of that row, which the leader sees. So a company may own
-generators where nobody consumes, and nothing is known of demand curves in `upper`.
-FOLDER is that of `case30_bidding.py`. Prices are compared by bus with those of the
-reference, and the same model is written once more by hand, as one Polyhedron.
+The model of `case30_bidding.py`, but the leader sees multipliers: what the balance and
+the limits of the lines are worth makes the price at each bus. So a company may own
+generators where nobody consumes, and `upper` knows nothing of demand curves. FOLDER is
+that of `case30_bidding.py`.
+
+At the optimum of the reference prices are compared bus by bus, also with those of a
+model with angles and a balance row for each bus, whose multiplier is the price there.
+The same model is written by hand as well, as one Polyhedron over one array.
 """
 
 import argparse
@@ -39,23 +42,54 @@ class Network:
         ends[np.arange(lines), pairs[0]], ends[np.arange(lines), pairs[1]] = 1, -1
         self.flow = ends / line["x_pu"][:, None]
         self.out = ends.T @ self.flow
-        self.limit = 0.75 * line["rateA_MW"]
+        # Angles are gone; that of the first bus is zero.
+        self.shift = np.zeros((lines, n))
+        self.shift[:, 1:] = self.flow[:, 1:] @ np.linalg.inv(self.out[1:, 1:])
+        self.limit = np.tile(0.75 * line["rateA_MW"], 2)
         named = [f"{i + 1}-{j + 1}" for i, j in zip(*pairs, strict=True)]
         self.lines = named + [f"{name} backwards" for name in named]
-        zeros, angles = np.zeros(len(gen["gen"])), np.full(n, np.inf)
-        self.low = {
-            "output": zeros if free else gen["Pmin_MW"],
-            "demand": 0 * wanted, "angle": -angles,
-        }  # fmt: skip
-        self.high = {
-            "output": gen["Pmax_MW"], "demand": 1.5 * wanted, "angle": angles,
-        }  # fmt: skip
+        least = np.zeros(len(gen["gen"])) if free else gen["Pmin_MW"]
+        self.low = {"output": least, "demand": 0 * wanted}
+        self.high = {"output": gen["Pmax_MW"], "demand": 1.5 * wanted}
         self.slope, self.c1, self.c2 = 3.4 / (0.2 * wanted), gen["c1"], gen["c2"]
         self.owned = jnp.asarray(owned) - 1
         self.owned_buses = jnp.asarray(gen["bus"].astype(int))[self.owned] - 1
 
     def sets(self) -> bx.Intersection:
-        n, flow = len(self.buses), self.flow
+        one = lambda matrix: np.ones((1, matrix.shape[1]))
+        both = np.concatenate([self.shift, -self.shift])
+        return bx.Intersection(
+            balance=bx.Polyhedron(
+                A_eq={"output": -one(self.at_gen), "demand": one(self.at_load)},
+                b_eq=np.zeros(1),
+            ),
+            lines=bx.Polyhedron(
+                A={"output": both @ self.at_gen, "demand": -both @ self.at_load},
+                b=self.limit, names=self.lines,
+            ),
+            bounds=bx.Box(self.low, self.high),
+        )  # fmt: skip
+
+    def by_hand(self) -> bx.Polyhedron:
+        """The same rows as one matrix; demand first, as JAX ravels by name."""
+        moved = self.shift @ np.concatenate([-self.at_load, self.at_gen], axis=1)
+        low, high = (
+            np.concatenate([side["demand"], side["output"]])
+            for side in (self.low, self.high)
+        )
+        eye = np.eye(len(low))
+        balance = np.ones(len(low))
+        balance[-len(self.c1) :] = -1
+        return bx.Polyhedron(
+            A=np.concatenate([moved, -moved, -eye, eye]),
+            b=np.concatenate([self.limit, -low, high]),
+            A_eq=balance[None], b_eq=np.zeros(1),
+        )  # fmt: skip
+
+    def with_angles(self) -> bx.Intersection:
+        """A balance for each bus: its multiplier is the price there."""
+        n, both = len(self.buses), np.concatenate([self.flow, -self.flow])
+        no = {"angle": np.full(n, np.inf)}
         return bx.Intersection(
             balance=bx.Polyhedron(
                 A_eq={
@@ -64,48 +98,45 @@ class Network:
                 b_eq=np.zeros(n), names_eq=self.buses,
             ),
             reference=bx.Polyhedron(A_eq={"angle": np.eye(n)[:1]}, b_eq=np.zeros(1)),
-            lines=bx.Polyhedron(
-                A={"angle": np.concatenate([flow, -flow])},
-                b=np.tile(self.limit, 2), names=self.lines,
-            ),
-            bounds=bx.Box(self.low, self.high),
+            lines=bx.Polyhedron(A={"angle": both}, b=self.limit, names=self.lines),
+            bounds=bx.Box(self.low | {"angle": -no["angle"]}, self.high | no),
         )  # fmt: skip
 
-    def by_hand(self) -> bx.Polyhedron:
-        """The same rows as one matrix; `y` in the order of its names."""
-        n, flow = len(self.buses), self.flow
-        low, high = (
-            np.concatenate([side[name] for name in ("angle", "demand", "output")])
-            for side in (self.low, self.high)
-        )
-        eye, wide = np.eye(len(low)), np.zeros((2 * len(flow), len(low) - n))
-        lines = np.concatenate([np.concatenate([flow, -flow]), wide], axis=1)
-        balance = np.concatenate([self.out, self.at_load, -self.at_gen], axis=1)
-        return bx.Polyhedron(
-            A=np.concatenate([lines, -eye, eye]),
-            b=np.concatenate([np.tile(self.limit, 2), -low, high]),
-            A_eq=np.concatenate([balance, eye[:1]]), b_eq=np.zeros(n + 1),
-        )  # fmt: skip
+    def nodal(self, balance, lines):
+        """What one more MW at each bus is worth."""
+        forward, backward = jnp.split(lines, 2)
+        return balance - jnp.asarray(self.shift).T @ (forward - backward)
 
-    def problem(self, most: float, by_hand: bool = False) -> bx.Problem:
-        owned, buses = self.owned, self.owned_buses
+    def problem(self, most: float, kind: str = "sets") -> bx.Problem:
+        owned, buses, lines = self.owned, self.owned_buses, len(self.limit)
         slope, c1, c2 = map(jnp.asarray, (self.slope, self.c1, self.c2))
-        first = 2 * len(self.flow) + 2 * sum(map(len, self.low.values()))
 
         def lower(x, y):
             p, d = y["output"], y["demand"]
             cost = jnp.sum(c2 * p**2) + c1.at[owned].add(x) @ p
             return cost + jnp.sum(0.5 * slope * d**2 - 20.4 * d)
 
-        def upper(x, y, prices):
-            nodal = prices[first:] if by_hand else prices["balance"]
-            p = y["output"][owned]
-            return -jnp.sum(nodal[buses] * p - c2[owned] * p**2 - c1[owned] * p)
+        def prices_at(prices):
+            if kind == "with angles":
+                return prices["balance"]
+            if kind == "by hand":
+                return self.nodal(prices[-1], prices[:lines])
+            return self.nodal(prices["balance"], prices["lines"])
 
+        def upper(x, y, prices):
+            p, nodal = y["output"][owned], prices_at(prices)
+            profit = jnp.sum(nodal[buses] * p - c2[owned] * p**2 - c1[owned] * p)
+            return -profit, nodal
+
+        rows = {
+            "sets": self.sets, "by hand": self.by_hand, "with angles": self.with_angles,
+        }  # fmt: skip
+        y0 = jax.tree.map(np.zeros_like, self.low)
+        if kind == "with angles":
+            y0["angle"] = np.zeros(len(self.buses))
         k = len(owned)
         return bx.Problem(
-            upper, lower, self.by_hand() if by_hand else self.sets(),
-            y0=jax.tree.map(np.zeros_like, self.low), prices=True,
+            upper, lower, rows[kind](), y0=y0, prices=True,
             domain=bx.Box(jnp.zeros(k), jnp.full(k, most)),
         )  # fmt: skip
 
@@ -131,32 +162,29 @@ def main():
 
 def compared(network: Network, most: float, known: dict) -> None:
     """Prices by bus beside those of the reference; one Polyhedron beside the sets."""
-    problem, x = network.problem(most), jnp.asarray(known["x"])
-    e = bx.hypergradient(problem, x)
-    other = bx.hypergradient(network.problem(most, by_hand=True), x)
-    prices = e.lower.prices["balance"]
-    by_bus = dict(zip(network.buses, prices, strict=True))
+    kinds = "sets", "by hand", "with angles"
+    problems = {kind: network.problem(most, kind) for kind in kinds}
+    at = jnp.asarray(known["x"])
+    # At the optimum a line may be at its limit without a price, so beside it, too.
+    ours = bx.hypergradient(problems["sets"], at)
+    there = {kind: bx.hypergradient(p, 0.99 * at) for kind, p in problems.items()}
+    by_bus = dict(zip(network.buses, ours.aux, strict=True))
     wanted = dict(zip(network.buses, known["lmp_all_buses"], strict=True))
-    # At the optimum a line may be at its limit without a price, so beside it.
-    aside = x * 1.01
-    grads = [
-        bx.hypergradient(p, aside).grad
-        for p in (problem, network.problem(most, by_hand=True))
-    ]
-    largest = lambda a, b: float(jnp.max(jnp.abs(jnp.asarray(a) - jnp.asarray(b))))
-    first = len(e.lower.multipliers) - len(network.buses) - 1
+    far = lambda a, b: float(jnp.max(jnp.abs(a - b)))
+    here, by_hand, angles = (there[kind] for kind in kinds)
     row = dict(
-        F=float(e.value) - known["F"],
-        prices=max(abs(float(by_bus[bus]) - wanted[bus]) for bus in by_bus),
-        F_by_hand=float(abs(e.value - other.value)),
-        y_by_hand=max(
-            largest(e.lower.y[name], other.lower.y[name]) for name in e.lower.y
-        ),
-        prices_by_hand=largest(prices, other.lower.multipliers[first:-1]),
-        gradient_by_hand=largest(*grads),
+        F=float(ours.value) - known["F"],
+        status=bx.status_name(ours.status),
+        prices_by_bus=max(abs(float(by_bus[bus]) - wanted[bus]) for bus in by_bus),
+        F_by_hand=far(here.value, by_hand.value),
+        y_by_hand=max(far(here.lower.y[n], by_hand.lower.y[n]) for n in here.lower.y),
+        prices_by_hand=far(here.aux, by_hand.aux),
+        gradient_by_hand=far(here.grad, by_hand.grad),
+        prices_with_angles=far(here.aux, angles.aux),
+        gradient_with_angles=far(here.grad, angles.grad),
         active=[
             name
-            for name, on in zip(e.lower.row_names, e.lower.active, strict=True)
+            for name, on in zip(ours.lower.row_names, ours.lower.active, strict=True)
             if on and name.startswith("lines")
         ],
     )

@@ -15,9 +15,10 @@ from ._constraints import (
 from ._cvxpy import from_cvxpy as from_cvxpy
 from ._driver.history import History as History
 from ._driver.run import Stop as Stop
-from ._driver.solution import Solution as Solution, UpperReport as UpperReport
+from ._driver.solution import Solution as Solution
 from ._driver.solve import solve as solve, solve_many as solve_many
 from ._driver.tune import Tuning as Tuning, tune as tune
+from ._driver.upper_report import UpperReport as UpperReport
 from ._files.checkpoint import CheckpointError as CheckpointError
 from ._implicit.adjoint import (
     ConjugateGradient as ConjugateGradient,
@@ -84,6 +85,7 @@ from ._methods.ssigd import SSIGD as SSIGD
 from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
 from ._methods.zero_order import ZeroOrder as ZeroOrder
 from ._problem.followers import Followers as Followers
+from ._problem.host import HostFollowers as HostFollowers
 from ._problem.penalised import penalised as penalised
 from ._problem.perturbation import (
     Gaussian as Gaussian,

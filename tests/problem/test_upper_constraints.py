@@ -169,7 +169,7 @@ def test_what_cannot_be_satisfied_is_said_and_named():
     assert not found.success
     assert not found.feasible
     np.testing.assert_allclose(found.violation, 1, rtol=zoo.DIFFERENCES)
-    assert "`upper_constraints['limit'][1]` is 1." in found.message
+    assert "`limit[1]` of `upper_constraints` is 1." in found.message
     assert "signs" in found.message
     with pytest.raises(bx.BilevelError, match="upper constraints"):
         solved(coupled(never), [0.5, 0.5])
@@ -355,7 +355,7 @@ def test_a_constraint_that_is_no_number_is_named():
     broken = lambda x, y: {"fine": y[0] - 5, "log": jnp.log(y - 10)}
     found = solved(coupled(broken), ONE, throw=False)
     assert found.status_name == "non_finite"
-    assert "`upper_constraints['log'][0]` is nan" in found.message
+    assert "`log[0]` of `upper_constraints` is nan" in found.message
     assert not found.success
 
 

@@ -12,6 +12,7 @@ from .._files.checkpoint import CheckpointError
 from .._status import BilevelError
 from . import (
     certify,
+    check,
     compare,
     doctor,
     evaluate,
@@ -19,12 +20,17 @@ from . import (
     experiment,
     explain,
     export,
+    profile,
     solve,
     train,
 )
 from .interrupt import interrupts_kept
 from .problem_file import FileError, in_user_lines
 from .text import complain, results_alone
+
+_COMMANDS = (
+    solve, explain, check, profile, certify, compare, experiment, train, evaluate,
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,6 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
 _COMMANDS = (
     solve,
     explain,
+    check,
+    profile,
     certify,
     compare,
     experiment,

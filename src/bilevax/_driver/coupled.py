@@ -10,6 +10,7 @@ minimised; if that does not vanish either, the status is `upper_infeasible`.
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,18 @@ from .._implicit.upper_constraints import shaped, size_of, stacked
 from .._judge.certificate import certify as certify_at
 from .._judge.multipliers import multipliers_at
 from .._methods.sequential import Oracle, Point, restored, sequential
+from .._problem.coordinates import coordinate_names
 from .._problem.penalised import rows_of, with_penalty
 from .._programs.control import on_device
+from .._programs.modules import with_fields
 from .._status import Status, has_value, message, status_name
 from .._tolerances import tolerances
+from .report import holding
 from .requests import Asking, Request
 from .run import Run, evaluate_allowed, plain
-from .solution import Solution, UpperReport, polished, solution_from
+from .second_look import second_look
+from .solution import Solution, in_units_of_x, polish_rounds, solution_from
+from .upper_report import UpperReport
 
 # First weights, in units of the slope of `F` over that of the constraint.
 _FIRST_WEIGHT = 2.0
@@ -40,8 +46,8 @@ _RAISES, _FACTOR = 5, 10.0
 _FEW_STEPS = 100
 # A relative violation that Newton steps will remove.
 _NEARLY = 1e-4
-# Turns that sequential quadratic programming and the polish take.
-_TURNS = 3
+# Turns that sequential quadratic programming and the polish take, and second looks.
+_TURNS, _LOOKS = 3, 3
 # The radius, in lengths of `x`, of gradients that count for multipliers at a kink.
 _RADIUS = 1e-6
 
@@ -50,7 +56,8 @@ def answer_from(run: Run, point, certify) -> Asking[Solution]:
     """The run from one start, whatever constraints the leader has."""
     if not run.view.is_coupled:
         return (yield from solution_from(run, point, certify))
-    return (yield from _Coupled(run, point).answer(certify))
+    found = yield from _Coupled(replace(run, chart=None), point).answer(certify)
+    return in_units_of_x(run.chart, found)
 
 
 def check_coupled(view, x, looks: bool, output: str) -> None:
@@ -78,6 +85,7 @@ class _Coupled:
         self.oracle = Oracle(
             plain(run.view), point, self.less, np.zeros(self.count), 1.0
         )
+        self.start_value = 0.0
         self.oracle.length = self._length(run.view.domain)
 
     def answer(self, certify) -> Asking[Solution]:
@@ -103,8 +111,8 @@ class _Coupled:
                 found = yield from self._descent(weights, least.x)
                 p = self._at(found.x) if has_value(found.status) else inside
                 p = inside if self._over(p).any() else p
-        p = yield from self._sharpened(p, weights)
-        return (yield from self._solution(p, main, raises, certify))
+        p, around = yield from self._sharpened(p, weights)
+        return (yield from self._solution(p, around, main, raises, certify))
 
     # The start
 
@@ -133,6 +141,8 @@ class _Coupled:
             p = self.oracle.point(x, found)
             if p.fine:
                 self.oracle.seen(p)
+                if not move.any():
+                    self.start_value = p.value
                 slope = max(slope, float(np.linalg.norm(p.slope)))
                 norms = np.maximum(norms, np.linalg.norm(p.jacobian, axis=1))
         known = norms > _NOTHING
@@ -182,31 +192,57 @@ class _Coupled:
         """The largest relative violation of an answer."""
         return 10 * tolerances(jax.tree.leaves(self.point)[0].dtype).accept
 
-    def _sharpened(self, p: Point, weights) -> Asking[Point]:
-        """Exact in the constraints, and lower in `F` where that can be."""
+    def _sharpened(self, p: Point, weights) -> Asking[tuple[Point, Any]]:
+        """Exact in the constraints, and lower in `F` where that can be.
+
+        With what a second look has seen around it, of the penalty.
+        """
         oracle, sharp = self.oracle, 1e-3 * self.accept
         if not self.run.polish:
-            return restored(oracle, p, sharp)
-        least = 0.1 * weights
+            return restored(oracle, p, sharp), None
+        least, around = 0.1 * weights, None
+        for _ in range(_LOOKS):
+            p, weights = yield from self._taking_turns(p, weights, least)
+            run = self._penalised(self.run, weights)
+            x, e = yield from evaluate_allowed(run.view, oracle.unravel(p.x))
+            change = abs(p.value - self.start_value)
+            asked = (run.view, x, e, oracle.length, change, run.key)
+            seen, near, there = yield from second_look(*asked)
+            around = seen.after(around)
+            if not seen.open:
+                break
+            x, *_ = yield from polish_rounds(run, self.first, near, there)
+            new = restored(oracle, self._at(x), sharp)
+            if not self._is_lower(new, p):
+                break
+            around, p = around.led_on(p.value - new.value), new
+        return p, around
+
+    def _taking_turns(self, p: Point, weights, least) -> Asking[tuple[Point, Any]]:
+        """Sequential quadratic programming, and the polish of the penalty."""
+        oracle, sharp = self.oracle, 1e-3 * self.accept
         for turn in range(_TURNS):
-            found = sequential(
-                oracle, p, weights, 1e-2 * self.oracle.length, self.accept
-            )
+            found = sequential(oracle, p, weights, self.first, self.accept)
             new = restored(oracle, found.point, sharp)
             better = turn == 0 or self._is_lower(new, p)
             p = new if better else p
-            if oracle.violation(p) > self.accept or (turn and not better):
+            if oracle.violation(p) > self.accept or not better:
                 break
             if found.multipliers is not None:
                 weights = np.maximum(2 * np.abs(found.multipliers), least)
             run = self._penalised(self.run, weights)
             x, e = yield from evaluate_allowed(run.view, oracle.unravel(p.x))
-            x, *_ = yield from polished(run, 1e-2 * self.oracle.length, x, e)
+            x, *_ = yield from polish_rounds(run, self.first, x, e)
             new = restored(oracle, self._at(x), sharp)
             if not self._is_lower(new, p):
                 break
             p = new
-        return p
+        return p, weights
+
+    @property
+    def first(self) -> float:
+        """Of the first steps near the end."""
+        return 1e-2 * self.oracle.length
 
     def _is_lower(self, new: Point, old: Point) -> bool:
         """Whether `new` is feasible and `F` lower there, by more than rounding."""
@@ -216,7 +252,7 @@ class _Coupled:
             return True
         return new.value < old.value - 1e-12 * abs(old.value)
 
-    def _solution(self, p: Point, main: Solution, raises: int, certify) -> Asking:
+    def _solution(self, p: Point, around, main: Solution, raises, certify) -> Asking:
         run = self.run
         x = self.oracle.unravel(p.x)
         self.oracle.seen(p)
@@ -232,15 +268,29 @@ class _Coupled:
         certificate = None
         if certify is not None and answer:
             certificate = certify_at(run.view, x, certify, key=run.key)
-        stopped = main.stopped
+        stopped, polished = main.stopped, main.polish
         if raises:
             stopped += f"; the weights of violated constraints rose {raises} times"
-        x, y = on_device((x, e.lower.y))
+        if polished is not None:
+            polished = with_fields(polished, x=x, value=e.value, start_value=seen.value)
+        x, lower = on_device((x, with_fields(e.lower, factor=None)))
         return replace(
-            main, x=x, y=y, value=float(e.value), status=status, success=answer,
-            message=text, stopped=stopped, stochastic=(before, float(seen.value)),
-            certificate=certificate, upper=report,
-        )  # fmt: skip
+            main,
+            x=x,
+            y=lower.y,
+            value=float(e.value),
+            status=status,
+            success=answer,
+            message=text,
+            stopped=stopped,
+            stochastic=(before, float(seen.value)),
+            polish=polished,
+            certificate=certificate,
+            lower=lower,
+            around=around,
+            bounds=holding(run.view.domain, x),
+            upper=report,
+        )
 
     def _report(self, p: Point) -> UpperReport:
         found = multipliers_at(self.oracle, p, _RADIUS * self.oracle.length)
@@ -263,19 +313,13 @@ class _Coupled:
 
     def _told(self, p: Point, j: int) -> str:
         """The value of a constraint, by its name."""
-        inside = j < self.less
-        own = "upper_constraints" if inside else "upper_equalities"
-        k, shapes = (j, self.shapes[0]) if inside else (j - self.less, self.shapes[1])
-        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]:
-            size = int(np.prod(leaf.shape))
-            if k < size:
-                index = ", ".join(map(str, np.unravel_index(k, leaf.shape)))
-                name = (
-                    own + jax.tree_util.keystr(path) + (f"[{index}]" if index else "")
-                )
-                return f"Here `{name}` is {p.rows[j]:.3g}."
-            k -= size
-        raise AssertionError
+        both = ("upper_constraints", "upper_equalities")
+        names = [
+            name if name.startswith(own) else f"{name}` of `{own}"
+            for own, shapes in zip(both, self.shapes, strict=True)
+            for name in coordinate_names(shapes, own)
+        ]
+        return f"Here `{names[j]}` is {p.rows[j]:.3g}."
 
     def _unanswered(self, found: Solution, main: Solution) -> Solution:
         """The follower has no answer, `F` has no end, or a constraint no value."""

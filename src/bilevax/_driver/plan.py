@@ -19,6 +19,7 @@ from .._methods.ds_blo import DSBLO
 from .._problem.chart import Chart, chart_of
 from .._problem.checks import checked_point
 from .._problem.followers import Followers
+from .._problem.host import is_in_host_memory
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.quick import once_jit
@@ -30,8 +31,8 @@ from .solution import Solution
 from .starts import enough, first_start, starting_points, usual_count
 
 DEFAULT_STEPS = 300
-# Larger problems are not polished unless asked: BFGS keeps a dense matrix.
-_POLISH_LIMIT = 1000
+# Larger problems are not polished unless asked: BFGS keeps a dense matrix (32 MB here).
+_POLISH_LIMIT = 2000
 # Nor are minibatches, unless of followers of whom all together can be looked at.
 _POLISHED_FOLLOWERS = 5000
 
@@ -115,8 +116,7 @@ class Plan:
         view = representative(problem, look_key)
         if isinstance(view.domain, Polyhedron):
             check_polyhedron(view.domain)
-        # Weights of constraints are in the units of `x`.
-        chart = None if view.is_coupled else self._chart(problem)
+        chart = self._chart(problem)
         starts = self.starts
         if chart is not None:
             x0 = None if x0 is None else chart.u(checked_point(view, x0))
@@ -133,6 +133,9 @@ class Plan:
             size = ravel_pytree(points[0])[0].size
             small = size <= _POLISH_LIMIT
             whole = isinstance(view, Followers) and len(view) <= _POLISHED_FOLLOWERS
+            if is_in_host_memory(problem):
+                # Some followers are no reason to leave what all have led to.
+                whole = whole and len(view) == problem.sample.data.count
             known = whole if problem.is_sampled else True
             polish = self.looks and known and small
         if chunk is None:

@@ -35,12 +35,14 @@ from .._lower.choose import is_on_host
 from .._methods.base import AbstractMethod, Record, Scales
 from .._problem.chart import Chart
 from .._problem.followers import Followers
+from .._problem.host import is_in_host_memory
 from .._problem.problem import AbstractProblem, Problem
 from .._programs.control import stage_by_stage
 from .._programs.quick import once_jit, quick_jit
 from .._programs.stopwatch import Stopwatch
 from .._status import Status, has_value, status_code, status_name
 from .average import Average
+from .feeding import advance_fed
 from .history import History, blank_records, checked_history, to_arrays, with_scalars
 from .requests import Asking, Request
 from .scales import measure_scales
@@ -125,7 +127,9 @@ class Run:
             return End((x, e), (x, e), History(), "no start", 1.0, None)
         scales = Scales(*(jnp.asarray(1.0),) * 3)
         if self.method.uses_scales:
-            scales = yield from measure_scales(plain(self.view), x, e)
+            scales = yield from measure_scales(
+                plain(self.view), x, e, self.problem.is_sampled
+            )
         e, scales = self._fitting(x, e, scales)
         begin = (self.view, self.method, x, e, scales, self.key)
         first = start_in_stages if self.in_stages else start
@@ -247,6 +251,12 @@ class Run:
                 self.key, step, last, self.num_steps, chosen,
             ))  # fmt: skip
         program = advance_briefly if self.is_brief else advance
+        if is_in_host_memory(self.problem):
+            # Its own number of steps: Python goes through them.
+            return Request(advance_fed, (
+                program, problem, self.method, self.average, state, kept, mean,
+                self.key, step, last, self.num_steps, chosen,
+            ), late=1)  # fmt: skip
         return Request(program, (
             problem, self.method, self.average, self.chunk, state, kept, mean,
             self.key, *map(jnp.asarray, (step, last, self.num_steps, chosen)),

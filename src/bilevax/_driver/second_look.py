@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from .._constraints import Box
 from .._implicit.hypergradient import Evaluation
-from .._judge.hull import min_norm
+from .._judge.hull import shortest_in_hull
 from .._problem.problem import Problem
 from .._status import has_value
 from .._tolerances import tolerances
@@ -65,7 +65,7 @@ class SecondLook:
         if not self._measured:
             found = np.inf
             if len(self.gradients):
-                found = min_norm(self.gradients, self.cone)[0]
+                found = shortest_in_hull(self.gradients, self.cone)[0]
             self._measured.append(found)
         return self._measured[0]
 

@@ -29,6 +29,7 @@ from .report import holding, report
 from .requests import Asking, Request
 from .run import End, Run, evaluate_allowed, plain
 from .second_look import SecondLook, second_look
+from .upper_report import UpperReport
 
 # What a round of the polish must gain for another one, in units of `accept`.
 _SMALL_GAIN = 1e-2
@@ -37,28 +38,6 @@ _POLISH_ROUNDS = 4
 _LOOKS = 8
 # Share of the range of `x` by which bounds are moved where `F` is undefined on them.
 _HAIR = 1e-7
-
-
-@dataclass
-class UpperReport:
-    """What a solution says of its upper constraints.
-
-    - `constraints`, `equalities`: `c` and `h` at `x`.
-    - `multipliers`, `equality_multipliers`: in the same structures. If `c <= t` were
-      allowed instead of `c <= 0`, `F` would fall by `multipliers` for each unit of `t`.
-    - `violation`: the largest of `[c]_+` and `|h|`; `feasible`: whether each is below
-      1e-8 of the size of its constraint (1e-3 in float32).
-    - `residual`: an upper bound on the length of the shortest `F' + sum mu_j c_j'`,
-      with gradients very near to `x`: zero where `x` is stationary.
-    """
-
-    constraints: PyTree[Array]
-    equalities: PyTree[Array]
-    multipliers: PyTree[Array]
-    equality_multipliers: PyTree[Array]
-    violation: float
-    feasible: bool
-    residual: float
 
 
 @dataclass(repr=False)
@@ -193,15 +172,15 @@ def solution_from(run: Run, point, certify) -> Asking[Solution]:
     box = run.view.domain
     asked = run.polish and not run.problem.is_sampled
     if not (asked and isinstance(box, Box) and _met_undefined(found)):
-        return _in_units_of_x(run.chart, found)
+        return in_units_of_x(run.chart, found)
     again = _within(run, box.shrunk(_HAIR))
     end = yield from again.go(point)
     inside = yield from _finish(again, end, certify)
     inside.stopped += "; F is undefined on a bound, which was moved inside"
-    return _in_units_of_x(run.chart, min(found, inside, key=rank))
+    return in_units_of_x(run.chart, min(found, inside, key=rank))
 
 
-def _in_units_of_x(chart: Chart | None, found: Solution) -> Solution:
+def in_units_of_x(chart: Chart | None, found: Solution) -> Solution:
     """What a run in units of its own has found, in those of the caller."""
     if chart is None:
         return found
@@ -249,12 +228,12 @@ def _within(run: Run, box: Box) -> Run:
 def _finish(run: Run, end: End, certify) -> Asking[Solution]:
     (x, e), best = end.last, end.best
     stochastic = (x, float(e.value))
-    done = None
+    polished = None
     # A run that was carried to a flat part of `F` would end there.
     if run.polish and run.output == "last" and float(best[1].value) < float(e.value):
         x, e = best
     if run.polish and has_value(e.status):
-        x, e, done = yield from polished(run, end.length, x, e)
+        x, e, polished = yield from polish_rounds(run, end.length, x, e)
     if run.looks and moves(run.view) and status_name(e.status) == "dependent_rows":
         # At the edge of the set of `x` with a non-empty lower level: a hair inside, or
         # another solver would find it empty.
@@ -264,8 +243,8 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
             x, e = inside, new
     status, stopped = _judged(run, end, x, e)
     around = None
-    if done is not None and stopped == end.reason and has_value(status):
-        x, e, done, around = yield from _looked_around(run, end, x, e, done)
+    if polished is not None and stopped == end.reason and has_value(status):
+        x, e, polished, around = yield from _looked_around(run, end, x, e, polished)
         status, stopped = _judged(run, end, x, e)
     answer = has_value(status)
     certificate = None
@@ -284,7 +263,7 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
         history=end.history,
         stopped=stopped,
         stochastic=stochastic,
-        polish=done,
+        polish=polished,
         certificate=certificate,
         average=mean,
         lower=lower,
@@ -305,7 +284,7 @@ def _looked_around(run: Run, end: End, x, e, done: Polish) -> Asking[tuple]:
             around = seen
             break
         before = float(e.value)
-        x, e, more = yield from polished(run, end.length, near, there)
+        x, e, more = yield from polish_rounds(run, end.length, near, there)
         around = seen.led_on(before - float(e.value))
         told = lambda p: (p.start_value, p.steps, p.evaluations)
         both = (done.steps + more.steps, done.evaluations + more.evaluations)
@@ -334,7 +313,7 @@ def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     return e.status, end.reason + told
 
 
-def polished(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polish]]:
+def polish_rounds(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polish]]:
     """Polish as long as that lowers `F`.
 
     A search that gave up on a kink often finds the way along it from there: what it had

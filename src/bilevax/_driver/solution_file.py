@@ -20,6 +20,7 @@ from .._programs.modules import made
 from .._status import Status, as_status, status_code
 from .history import History
 from .second_look import SecondLook
+from .upper_report import UpperReport
 
 _KIND = "solution"
 # Parts of a solution that are trees of arrays, and those that are plain.
@@ -27,7 +28,7 @@ _TREES = ("x", "y", "average", "value", "stochastic")
 _PLAIN = dict(success=bool, message=str, stopped=str, bounds=dict)
 # Objects among the parts, with their classes.
 _OBJECTS = dict(history=History, polish=Polish, certificate=Certificate,
-                lower=LowerSolution, around=SecondLook)  # fmt: skip
+                lower=LowerSolution, around=SecondLook, upper=UpperReport)  # fmt: skip
 # A LowerSolution is kept without these: the first is a status, the other large.
 _LEFT_OUT = ("status", "factor", "_measured")
 

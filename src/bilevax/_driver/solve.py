@@ -55,7 +55,7 @@ def solve(
       most 200 variables and rows, up to eight, until the best value has come three
       times. `num_starts=1` is one; so is a run that is saved, watched or not polished.
     - `polish`: whether a deterministic descent on `F` follows; by default for
-      deterministic problems with at most 1000 entries of `x`.
+      deterministic problems with at most 2000 entries of `x`.
     - `certify`: a radius at which to measure stationarity of the result.
     - `output`: "last", or "random" for an iterate drawn as in `Thm:Main_I`.
     - `average`: the decay of a running average of the iterates, `solution.average`.

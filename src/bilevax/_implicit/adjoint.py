@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
@@ -28,7 +29,7 @@ from .._lower.free import free_solve, free_subspace
 from .._lower.sparse.hessian import SparseHessian
 from .._lower.sparse.kkt import SparseFactor
 from .._problem.problem import Problem
-from .._programs.arrays import xp
+from .._programs.arrays import sp, xp
 from .._programs.control import in_stages, loop, unless_rarely
 from .._programs.modules import Plain
 from .._status import is_traced
@@ -76,6 +77,11 @@ class AbstractAdjoint(Plain):
         self, system: KKTSystem, solution: LowerSolution, top, bottom
     ) -> tuple[Float[Array, " n"], Float[Array, " k"], Bool[Array, ""]]:
         """`v`, `w` and whether the residual is small."""
+
+    def free(self, system: KKTSystem, solution: LowerSolution) -> Callable:
+        """The projector on the free subspace."""
+        size, dtype = system.y.size, system.y.dtype
+        return free_subspace(system.constraints, system.active, size, dtype).project
 
     def inverse(self, system: KKTSystem, solution: LowerSolution) -> Callable:
         """`v` as a function of `top`, for `bottom = 0`; a few digits are enough."""
@@ -197,6 +203,12 @@ class SparseAdjoint(AbstractAdjoint):
             if factor.there:
                 v, w, fine = self._refined(factor, system, top, bottom)
         return v.astype(top.dtype), w.astype(bottom.dtype), xp.asarray(fine)
+
+    def free(self, system, solution):
+        """By the factor with the identity in place of the Hessian."""
+        factor = solution.factor.at(sp.eye_array(system.y.size, format="csr"))
+        nothing = np.zeros(len(factor.active))
+        return lambda d: factor.solve(np.asarray(d, float), nothing)[0].astype(d.dtype)
 
     def _refined(self, factor: SparseFactor, system: KKTSystem, top, bottom):
         tol, norm = tolerances(top.dtype), factor.fixed.norm

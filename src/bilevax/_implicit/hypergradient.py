@@ -111,7 +111,8 @@ def check_problem(problem: Any) -> None:
     if not isinstance(problem, Problem | Followers):
         raise ValueError(
             "`problem` must be a Problem or Followers; got "
-            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
+            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem, "
+            "and `.parts(size)` on HostFollowers, first."
         )
 
 

@@ -27,7 +27,7 @@ from .._implicit.hypergradient import (
     hypergradient,
     staged,
 )
-from .._lower.choose import check_choice, checked_solver
+from .._lower.choose import check_choice, checked_solver, is_on_host, with_sparse_rows
 from .._lower.dense import Unravel
 from .._methods.polish import polish
 from .._problem.checks import checked_point
@@ -40,7 +40,7 @@ from .._programs.modules import Plain, with_fields
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
 from .._status import status_name
-from .hull import min_norm, normal_cone
+from .hull import normal_cone, shortest_in_hull
 from .multipliers import exact_penalty
 
 # Gradients in one program, and how many are rather taken one by one.
@@ -130,13 +130,13 @@ def certify(
     usable = gradients[fine].mean(axis=1)
     cone = normal_cone(problem, np.asarray(flat))
     path = tuple(
-        (part, min_norm(usable[:part], cone)[0])
+        (part, shortest_in_hull(usable[:part], cone)[0])
         for part in sorted({max(1, len(usable) * i // 8) for i in (1, 2, 4, 8)})
         if len(usable)
     )
     measure, weights = np.inf, np.zeros(0)
     if len(usable):
-        measure, weights, _ = min_norm(usable, cone)
+        measure, weights, _ = shortest_in_hull(usable, cone)
     interval, errors = None, np.zeros(0)
     if len(usable):
         # The measure is that of the points in the combination, and so is its error.
@@ -254,9 +254,12 @@ def _gradients(problem: Any, x, points, law, key, num_tilts, quality=False):
     size = points.shape[1]
     num_tilts = 1 if law is None else num_tilts
     jobs = [(i, r) for i in range(len(points)) for r in range(num_tilts)]
-    solver = checked_solver(problem, None, False)
-    usual = staged(problem, x, solver, problem.adjoint) and len(jobs) <= _MANY
-    take = _one_by_one if usual else _in_batches
+    solver, sparse = checked_solver(problem, None, False, on_host=True), False
+    if is_on_host(problem):
+        problem, sparse = with_sparse_rows(problem), True
+    usual = staged(problem, x, solver, problem.adjoint)
+    # Sparse rows are solved on the host, however many points there are.
+    take = _one_by_one if usual and (sparse or len(jobs) <= _MANY) else _in_batches
     gradients = np.zeros((len(points), num_tilts, size))
     fine = np.ones((len(points), num_tilts), bool)
     errors = np.zeros((len(points), num_tilts))
@@ -273,7 +276,8 @@ def _one_by_one(problem: Any, x, points, law, key, jobs, quality):
     unravel, none = Unravel.like(x), jax.tree.map(np.zeros_like, problem.y0)
     with stage_by_stage(often=len(jobs) > _RARE):
         problem, x = on_host((problem, x))
-        solver, adjoint = checked_solver(problem, None, False), problem.adjoint
+        solver = checked_solver(problem, None, False, on_host=True)
+        adjoint = problem.adjoint
         warm = on_host(evaluate(problem, x, solver, adjoint, None).lower)
         for number, job in enumerate(jobs):
             q = none
@@ -337,5 +341,5 @@ def _norm_with_interval(draws: np.ndarray, cone: np.ndarray):
     """`|mean|` of independent vectors, up to the cone, with a 95 % interval."""
     mean = draws.mean(axis=0)
     spread = np.sqrt(draws.var(axis=0, ddof=1).sum() / len(draws))
-    size = min_norm(mean[None], cone)[0]
+    size = shortest_in_hull(mean[None], cone)[0]
     return size, (max(0.0, size - 1.96 * spread), size + 1.96 * spread)

@@ -26,7 +26,7 @@ def normal_cone(problem: Problem | Followers, x: np.ndarray) -> np.ndarray:
     return both / np.where(lengths > 0, lengths, 1)
 
 
-def min_norm(
+def shortest_in_hull(
     gradients: np.ndarray, cone: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """The shortest vector of hull + cone, and the weights in the hull and the cone.

@@ -16,7 +16,8 @@ import numpy as np
 from .._implicit.upper_constraints import size_of
 from .._methods.sequential import Oracle, Point
 from .._problem.penalised import rows_of, with_penalty
-from .hull import min_norm, normal_cone
+from .._programs.modules import with_fields
+from .hull import normal_cone, shortest_in_hull
 
 # Points of the ball, for each entry of `x` and at least.
 _POINTS, _LEAST, _MOST = 4, 16, 200
@@ -70,7 +71,7 @@ def _fitted(oracle: Oracle, p: Point, points: list[Point], radius: float):
     unit = cone / sizes[used][:, None]
     normals = normal_cone(oracle.problem, p.x)
     gradients = np.array([q.slope for q in points])
-    residual, _, weights = min_norm(gradients, np.concatenate([unit, normals]))
+    residual, _, weights = shortest_in_hull(gradients, np.concatenate([unit, normals]))
     shares = weights[: len(unit)] / sizes[used]
     return Multipliers(np.bincount(owners, signs * shares, m).astype(float), residual)
 
@@ -96,3 +97,16 @@ def exact_penalty(problem: Any, x, radius: float) -> Any:
     mu = np.abs(multipliers_at(oracle, p, radius).values)
     weights = np.linalg.norm(p.slope) / np.where(norms > 0, norms, 1)
     return with_penalty(problem, 1.0, 2 * np.maximum(mu, weights))
+
+
+def as_given(problem: Any, penalty: Any) -> Any:
+    """A tree like the exact penalty as one like the problem."""
+    if not problem.is_coupled:
+        return penalty
+    upper = penalty.upper
+    return with_fields(
+        penalty,
+        upper=upper.upper,
+        upper_constraints=upper.rows.constraints,
+        upper_equalities=upper.rows.equalities,
+    )

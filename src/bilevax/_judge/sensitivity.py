@@ -21,11 +21,12 @@ from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import hypergradient
 from .._implicit.solution_map import solution_map
 from .._problem.checks import checked_point
-from .._problem.followers import Followers
+from .._problem.followers import Followers, check_drawn
 from .._problem.problem import Problem
 from .._programs.modules import with_fields
 from .._status import BilevelError, has_value, status_name
-from .hull import min_norm, normal_cone
+from .hull import normal_cone, shortest_in_hull
+from .multipliers import as_given, exact_penalty
 
 # Where sides of a kink are looked for, in widths or sizes of the coordinates.
 _BESIDE = 1e-6
@@ -78,11 +79,7 @@ def sensitivity(problem: Problem | Followers, x: PyTree) -> Sensitivity:
     the problem: of the constraints, bound by `jax.tree_util.Partial`, or fields of an
     `equinox.Module`; numbers a lambda found around it are none.
     """
-    if not isinstance(problem, Problem | Followers):
-        raise ValueError(
-            "`problem` must be a Problem or Followers; got "
-            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
-        )
+    check_drawn(problem)
     x = checked_point(problem, x)
     e = hypergradient(problem, x, throw=False)
     if not has_value(e.status):
@@ -90,6 +87,8 @@ def sensitivity(problem: Problem | Followers, x: PyTree) -> Sensitivity:
             f"The sensitivity failed: F has no value at x. {e.message}", e.status, e
         )
     flat, unravel = ravel_pytree(x)
+    # Upper constraints count as the exact penalty, which has kinks where they hold.
+    given, problem = problem, exact_penalty(problem, x, _BESIDE)
     points = _points(problem, flat, unravel)
     cone = normal_cone(problem, np.asarray(flat))
     slopes, changes = [], []
@@ -102,7 +101,7 @@ def sensitivity(problem: Problem | Followers, x: PyTree) -> Sensitivity:
     if not slopes:
         slopes, changes = [np.asarray(ravel_pytree(e.grad)[0])], [flat]
     size = max(np.linalg.norm(slope) for slope in slopes)
-    measure, weights, _ = min_norm(np.array(slopes), cone)
+    measure, weights, _ = shortest_in_hull(np.array(slopes), cone)
     used = np.flatnonzero(weights > 1e-9)
     total = None
     for i in used:
@@ -112,7 +111,7 @@ def sensitivity(problem: Problem | Followers, x: PyTree) -> Sensitivity:
     mean = weights @ np.array(slopes)
     total = _with_bounds(problem, total, x, mean)
     return Sensitivity(
-        data=total,
+        data=as_given(given, total),
         value=float(e.value),
         sides=len(used),
         residual=float(measure / size) if size > 0 else 0.0,

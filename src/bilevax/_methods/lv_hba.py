@@ -10,8 +10,9 @@ from .._arguments import check_fields
 from .._constraints import Polyhedron
 from .._constraints.base import AbstractFixedSet
 from .._implicit.adjoint import largest_curvature
-from .._implicit.feasible import joint_rows, no_upper, onto_domain
+from .._implicit.feasible import joint_rows, onto_domain
 from .._implicit.hypergradient import Evaluation
+from .._implicit.joint import no_upper
 from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import unit_rows

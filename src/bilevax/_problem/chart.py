@@ -79,9 +79,14 @@ class Chart(Plain):
             problem,
             upper=_InUnits(problem.upper, self),
             lower=_InUnits(problem.lower, self),
+            upper_constraints=self._in_units(problem.upper_constraints),
+            upper_equalities=self._in_units(problem.upper_equalities),
             constraints=self._rows(problem.constraints),
             domain=with_fields(domain, lower=unit(0), upper=fixed),
         )
+
+    def _in_units(self, function):
+        return None if function is None else _InUnits(function, self)
 
     def _rows(self, constraints: AbstractConstraints) -> AbstractConstraints:
         """`A y + B (low + W u) <= b`."""
