@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from bilevax._cli.main import main
+from bilevax._files import checkpoint
 from bilevax.adversarial import Settings, build, export, load_images, load_network
 from bilevax.adversarial.networks.models import MODELS, computing_in
 from bilevax.adversarial.networks.network import statistics_mask
@@ -184,6 +186,19 @@ def test_the_command_exports_onnx_for_the_images_of_the_run(finished, tmp_path):
     given = {session.get_inputs()[0].name: pixels.transpose(0, 3, 1, 2)}
     found = session.run(None, given)[0]
     np.testing.assert_allclose(found, logits(trained.average, pixels), atol=1e-4)
+
+
+def test_a_run_that_does_not_say_how_large_its_images_were_is_asked(
+    finished, tmp_path, capsys
+):
+    folder, _, _ = finished
+    other = tmp_path / "earlier"
+    shutil.copytree(folder, other)
+    arrays, meta = checkpoint.load(other / "weights.npz")
+    del meta["image_shape"], meta["format"]
+    checkpoint.save(other / "weights.npz", arrays, meta)
+    assert main(["export", str(other), "--to", str(tmp_path / "model.onnx")]) == 1
+    assert "say it with --image-size HEIGHT WIDTH" in capsys.readouterr().err
 
 
 def test_the_card_says_what_was_done_and_what_was_not(finished):

@@ -40,7 +40,7 @@ def run(options) -> int:
     if options.image_size is not None:
         shape = (*options.image_size, len(network.normalise.mean))
     elif options.to.endswith(".onnx"):
-        shape = image_shape(options.folder)
+        shape = image_shape(options.folder, options.weights)
     export(network, options.to, image_shape=shape)
     if options.json:
         print_json(dict(file=options.to, weights=options.weights))

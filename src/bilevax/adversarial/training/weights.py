@@ -39,18 +39,19 @@ def save_networks(
     checkpoints.save(path, arrays, dict(built=built, image_shape=shape))
 
 
-def image_shape(folder: str | os.PathLike) -> tuple[int, int, int]:
+def image_shape(
+    folder: str | os.PathLike, kind: str = "average"
+) -> tuple[int, int, int]:
     """Height, width and channels of the images that the run in `folder` has seen."""
-    path = _written(RunFolder(Path(folder)), "average")
+    path = _written(RunFolder(Path(folder)), kind)
     _, meta = checkpoints.load(path)
-    if "image_shape" not in meta:
-        raise ValueError(
-            f"{path} does not say how large its images were, as later versions of "
-            "bilevax write; say it with `image_size`."
-        )
-    checkpoints.check_kinds(path, meta, dict(image_shape=list))
-    height, width, channels = meta["image_shape"]
-    return height, width, channels
+    match meta.get("image_shape"):
+        case [int(height), int(width), int(channels)]:
+            return height, width, channels
+    raise ValueError(
+        f"{path} does not say how large its images were, which earlier versions did "
+        "not write; say it with --image-size HEIGHT WIDTH."
+    )
 
 
 def load_network(
