@@ -68,6 +68,25 @@ def test_the_page_on_upper_constraints_runs():
     np.testing.assert_allclose(scope["same"].value, -7.5, rtol=1e-7)
 
 
+def test_the_page_on_prices_runs():
+    scope = run("docs/prices.md")
+    # Congested: 2 p1 + p2 = 12 and p1 + p2 = 9.
+    np.testing.assert_allclose(scope["e"].lower.y["output"], [3, 6], atol=1e-9)
+    np.testing.assert_allclose(
+        scope["e"].lower.prices["balance"], [3, 6.5, 10], atol=1e-9
+    )
+    assert bx.status_name(scope["one"].status) == "prices_not_unique"
+    assert scope["both"].success
+    assert scope["s"].success
+
+
+def test_the_page_on_sets_runs():
+    scope = run("docs/sets.md")
+    assert "bridges[north]" in scope["e"].lower.row_names
+    assert scope["e"].success
+    assert scope["f"].success
+
+
 def test_the_page_on_instances_compiles_once():
     scope = run("docs/instances.md")
     found = [float(s.value) for s in scope["solutions"]]

@@ -281,3 +281,39 @@ def test_a_solve_ends_where_the_polyhedron_of_all_rows_does():
 def test_mistakes_are_told(make, text):
     with pytest.raises(ValueError, match=text.replace("[", r"\[")):
         make()
+
+
+def test_followers_of_different_sizes_keep_the_names_of_their_sets():
+    def instance(d):
+        n, k = len(d["target"]), len(d["cap"])
+        sets = bx.Intersection(
+            caps=bx.Polyhedron(A=d["rows"], b=d["cap"]),
+            sum=bx.Polyhedron(A_eq=np.ones((1, n)), b_eq=np.ones(1)),
+            bounds=bx.Box(np.full(n, -2.0), 2.0),
+        )
+        assert k == len(d["rows"])
+        return bx.Problem(
+            lambda x, y, prices: jnp.sum(y**2) * x + jnp.sum(prices["caps"]),
+            lambda x, y: 0.5 * jnp.sum((y - x * d["target"]) ** 2),
+            sets, prices=True,
+        )  # fmt: skip
+
+    rng = np.random.default_rng(0)
+    sizes = ((3, 1), (5, 2))
+    data = [
+        dict(target=3 * rng.normal(size=n), rows=rng.normal(size=(k, n)),
+             cap=np.full(k, 0.1))
+        for n, k in sizes
+    ]  # fmt: skip
+    x = jnp.array(0.8)
+    many = bx.hypergradient(bx.Followers.padded(instance, data), x)
+    each = [bx.hypergradient(instance(d), x) for d in data]
+    assert max(float(jnp.max(one.lower.prices["caps"])) for one in each) > 0
+    np.testing.assert_allclose(many.value, np.mean([e.value for e in each]), rtol=EXACT)
+    np.testing.assert_allclose(many.grad, np.mean([e.grad for e in each]), atol=EXACT)
+    for i, (n, k) in enumerate(sizes):
+        ours, alone = many.lower.prices, each[i].lower.prices
+        np.testing.assert_allclose(ours["caps"][i, :k], alone["caps"], atol=EXACT)
+        np.testing.assert_allclose(
+            ours["bounds"]["upper"][i, :n], alone["bounds"]["upper"], atol=EXACT
+        )

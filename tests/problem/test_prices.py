@@ -329,3 +329,50 @@ def test_a_missing_or_a_needless_flag_is_told():
         )
     with pytest.raises(ValueError, match="True or False"):
         bx.Problem(lambda x, y: jnp.sum(y), lower, rows, prices="all")
+
+
+def triangle(limit):
+    """Three buses with equal lines; `x` is a mark-up at bus 2 and the load at bus 3."""
+    out = np.array([[2.0, -1, -1], [-1, 2, -1], [-1, -1, 2]])
+    sets = bx.Intersection(
+        balance=bx.Polyhedron(
+            A_eq={"output": -np.eye(3)[:, :2], "angle": out},
+            B_eq={"load": np.eye(3)[:, 2:]}, b_eq=np.zeros(3),
+            names_eq=["one", "two", "three"],
+        ),
+        reference=bx.Polyhedron(A_eq={"angle": np.eye(3)[:1]}, b_eq=np.zeros(1)),
+        line=bx.Polyhedron(A={"angle": np.array([[1.0, 0, -1]])}, b=np.array([limit])),
+        plants=bx.Polyhedron(A={"output": -np.eye(2)}, b=np.zeros(2)),
+    )  # fmt: skip
+    lower = lambda x, y: (
+        0.5 * jnp.sum(jnp.array([2.0, 3.0]) * y["output"] ** 2)
+        + x["mark-up"][0] * y["output"][1]
+    )
+    upper = lambda x, y, prices: prices["balance"] @ jnp.array([1.0, 10, 100])
+    return bx.Problem(upper, lower, sets, prices=True)
+
+
+def test_nodal_prices_of_three_buses_are_known_with_and_without_congestion():
+    x = {"mark-up": jnp.array([0.5]), "load": jnp.array([9.0])}
+    # A third of what goes from 2 to 3 passes by 1: 2 p1 + p2 <= 3 limit.
+    e = bx.hypergradient(triangle(4.5), x)
+    p1, p2 = 13.5 - 9, 18 - 13.5
+    one, two = 2 * p1, 3 * p2 + 0.5
+    wanted = [one, two, 2 * two - one]
+    np.testing.assert_allclose(e.lower.y["output"], [p1, p2], atol=EXACT)
+    np.testing.assert_allclose(e.lower.prices["balance"], wanted, atol=EXACT)
+    # The line is worth what moving one unit from 2 to 1 saves, three times.
+    np.testing.assert_allclose(e.lower.prices["line"], [3 * (two - one)], atol=EXACT)
+    np.testing.assert_allclose(e.grad["mark-up"], [10 + 200], atol=1e2 * EXACT)
+    slopes = np.array([-2, 6, 2 * 6 + 2])
+    np.testing.assert_allclose(
+        e.grad["load"], [slopes @ [1, 10, 100]], atol=1e2 * EXACT
+    )
+    # Without congestion one price holds everywhere.
+    e = bx.hypergradient(triangle(50.0), x)
+    price = 2 * (3 * 9.0 + 0.5) / 5
+    np.testing.assert_allclose(e.lower.prices["balance"], price, atol=EXACT)
+    np.testing.assert_allclose(e.grad["mark-up"], [111 * 2 / 5], atol=1e2 * EXACT)
+    assert e.lower.row_names[-4:] == [
+        "balance[one]", "balance[two]", "balance[three]", "reference[0]"
+    ]  # fmt: skip

@@ -1,7 +1,6 @@
 """Boxes over any pytree."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -24,8 +23,9 @@ class Box(AbstractFixedSet):
     Multipliers list all lower bounds, then all upper bounds.
     """
 
-    lower: PyTree[Array] | Callable
-    upper: PyTree[Array] | Callable
+    # Trees of arrays, or functions of `x`.
+    lower: Any
+    upper: Any
     like: PyTree[Array] | None
     source: Any
 

@@ -33,7 +33,7 @@ def as_blocks(value: Mapping, name: str) -> dict:
     return blocks
 
 
-def _checked(value, name: str):
+def _checked(value, name: str) -> Any:
     if isinstance(value, Mapping):
         return {
             key: _checked(block, f"{name}[{key!r}]") for key, block in value.items()

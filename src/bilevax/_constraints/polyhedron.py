@@ -1,7 +1,7 @@
 """Polyhedra that move with `x`."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -38,8 +38,10 @@ from .sparse import (
 # Entries up to which sparse rows are looked at as a dense matrix.
 MOST_DENSE = 1_000_000
 
-_Matrix = Float[Array, "rows columns"] | SparseMatrix | dict | Callable | None
-_Vector = Float[Array, " rows"] | Callable | None
+# An array, dense or sparse; blocks of columns by name; a function of `x`; or None.
+_Matrix = Any
+# An array, a function of `x`, or None.
+_Vector = Any
 
 
 class Polyhedron(AbstractConstraints):
@@ -407,7 +409,7 @@ def _entries(matrix) -> int:
     return int(np.count_nonzero(np.asarray(values)))
 
 
-def _matrix(value, name: str):
+def _matrix(value, name: str) -> Any:
     if isinstance(value, Mapping):
         return as_blocks(value, name)
     if is_function(value):

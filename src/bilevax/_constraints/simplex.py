@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike
 
 from .._programs.arrays import sp, xp
 from .base import AbstractFixedSet, as_float
@@ -25,7 +25,8 @@ class Simplex(AbstractFixedSet):
     bounds `y >= 0`, then one equality per simplex.
     """
 
-    total: Float[Array, "..."] | Callable
+    # An array, or a function of `x`.
+    total: Any
     shape: tuple[int, ...] = eqx.field(static=True)
     source: Any
 

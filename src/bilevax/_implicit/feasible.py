@@ -170,6 +170,7 @@ def _lower_rows(problem: Problem | Followers, x, dtype, y):
         if constraints.moving is None:
             rhs = constraints.rhs(jax.tree.map(jnp.zeros_like, x))
         else:
+            assert B is not None
             rhs = constraints.rhs(x) + B @ ravel_pytree(x)[0]
         return A, B, rhs, constraints.num_inequalities
     count, k = len(problem), problem.one.constraints.num_inequalities

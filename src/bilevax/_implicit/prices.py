@@ -6,10 +6,12 @@ change along `z`: where two rows hold a variable from both sides, and nobody ask
 their prices. So rows are looked at first, and `f` only where they depend.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from .._constraints import AbstractConstraints, Box, Simplex
 from .._lower.active_set import DenseFactor, KeptFactor
@@ -99,7 +101,7 @@ def _step(multipliers, free):
     return free * jnp.where(size > 0, size, 1) / jnp.where(length > 0, length, 1)
 
 
-def _free(problem: Problem, x, lower: LowerSolution) -> Float[Array, " k"]:
+def _free(problem: Problem, x, lower: LowerSolution) -> Any:
     """Some `z` with `A_S^T z = 0`: zero where multipliers are unique, else random."""
     tight, constraints = lower.active | lower.weak, problem.constraints.at(x)
     y = ravel(lower.y)

@@ -244,6 +244,7 @@ def _independence(A, e: Evaluation) -> Finding:
     holds = least > np.sqrt(tolerances(A.dtype).eps)
     text = f"{len(rows)} tight rows, smallest singular value {least:.3g} (unit rows)"
     if not holds:
+        text += f": {_names(e, np.flatnonzero(tight))}"
         shared = bool(e.lower.shared_dependence)
         text += (
             "; they depend, but so do the rows of B: the gradient is still right"
@@ -311,10 +312,14 @@ def _complementarity(e: Evaluation) -> Finding:
 
 def _listed(e: Evaluation, rows) -> str:
     """`row lines[7] is`, `rows lines[7], lines[8] are`."""
+    shown = _names(e, rows)
+    return f"rows {shown} are" if len(rows) > 1 else f"row {shown} is"
+
+
+def _names(e: Evaluation, rows) -> str:
     names = e.lower.row_names
     shown = ", ".join(names[i].removeprefix("row ") for i in rows[:8])
-    more = ", ..." if len(rows) > 8 else ""
-    return f"rows {shown}{more} are" if len(rows) > 1 else f"row {shown} is"
+    return shown + ", ..." * (len(rows) > 8)
 
 
 def _compactness(A, rhs, k) -> Finding:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, PyTree
 
-from .._constraints import Box, Polyhedron
+from .._constraints import AbstractConstraints, Box, Intersection, Polyhedron
 from .._programs.modules import Plain
 from .problem import Problem
 
@@ -34,21 +34,39 @@ def padded(instance: Callable, data: Sequence[PyTree]) -> tuple[Callable, PyTree
             "a function of `x`, or a dictionary of columns by name. Pass arrays."
         )
     y0, own = _filled([problem.y0 for problem in problems], "y0 of follower {}")
-    kinds = {type(problem.constraints) for problem in problems}
-    if len(kinds) != 1 or not kinds <= {Box, Polyhedron}:
-        raise ValueError(
-            "Followers of different sizes need constraints of one kind, a Box or a "
-            f"Polyhedron; got {', '.join(sorted(kind.__name__ for kind in kinds))}."
-        )
-    if kinds == {Box}:
-        sets = _boxes([problem.constraints for problem in problems])
-    else:
-        sets = _polyhedra([problem.constraints for problem in problems], own)
+    sets = _sets([problem.constraints for problem in problems], own)
     parts = dict(data=_filled(data, "data[{}]")[0], y0=y0, own=own, sets=sets)
     return _Padded(instance), parts
 
 
+def _sets(sets: Sequence[Any], own) -> dict[str, Any]:
+    """The arguments of a set for all, of an intersection those of each set in it."""
+    kinds = {type(one) for one in sets}
+    if kinds == {Box}:
+        return _boxes(sets)
+    if kinds == {Polyhedron}:
+        return _polyhedra(sets, own)
+    if kinds == {Intersection} and len({one.names for one in sets}) == 1:
+        return {name: _sets([one[name] for one in sets], own) for name in sets[0].names}
+    got = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise ValueError(
+        "Followers of different sizes need constraints of one kind, a Box, a "
+        f"Polyhedron or an Intersection of these with the same names; got {got}."
+    )
+
+
+def _built(like: AbstractConstraints, parts: dict[str, Any]) -> AbstractConstraints:
+    """A set of the kind of `like` from the arguments that `_sets` has found."""
+    if isinstance(like, Intersection):
+        return Intersection(
+            **{name: _built(like[name], parts[name]) for name in like.names}
+        )
+    return type(like)(**parts)
+
+
 def _is_no_array(constraints) -> bool:
+    if isinstance(constraints, Intersection):
+        return any(map(_is_no_array, constraints.sets))
     parts = (getattr(constraints, name, None) for name in ("B", "B_eq"))
     return constraints.has_functions or any(isinstance(part, dict) for part in parts)
 
@@ -57,11 +75,12 @@ def _check_prices(problems) -> None:
     """Rows are added behind those of their kind, which moves the equality rows."""
     for problem in problems:
         rows = problem.constraints
-        if problem.prices and rows.num_inequalities and rows.num_equalities:
+        both = rows.num_inequalities and rows.num_equalities
+        if problem.prices and both and not isinstance(rows, Intersection):
             raise ValueError(
                 "Followers of different sizes whose `upper` takes prices need "
-                "constraints with rows of one kind; got inequality rows and equality "
-                "rows."
+                "constraints with rows of one kind, or an Intersection that gives them "
+                "names; got inequality rows and equality rows."
             )
 
 
@@ -75,7 +94,7 @@ class _Padded(Plain):
         return Problem(
             _OwnUpper(problem.upper, own),
             _OwnLower(problem.lower, own),
-            type(problem.constraints)(**parts["sets"]),
+            _built(problem.constraints, parts["sets"]),
             y0=parts["y0"],
             domain=problem.domain,
             always_feasible=problem.always_feasible,
