@@ -27,6 +27,10 @@ GROUPS = {
         "solve", "solve_many", "Solution", "UpperReport", "Stop", "History",
         "tune", "Tuning", "certify", "Certificate", "moreau", "explain", "Explanation",
     ),
+    "Looking closer": (
+        "check", "Check", "profile", "Profile", "sensitivity", "Sensitivity",
+        "scipy_objective",
+    ),
     "What went wrong": ("Status", "status_name", "BilevelError", "CheckpointError"),
     "Lower-level solvers": (
         "ActiveSet", "SparseActiveSet", "InteriorPoint", "ProjectedGradient",

@@ -43,8 +43,8 @@ def test_solve_prints_and_speaks_json(good, capsys, tmp_path):
     # The second call finds the finished run.
     assert main(["solve", good, "--checkpoint", checkpoint]) == 0
     text = capsys.readouterr().out
-    assert "F = " in text
-    assert "before the polish" in text
+    assert text.startswith("F ")
+    assert "converged  yes" in text
     assert "300 lower_solves" in text
     assert " 0 " not in text
 

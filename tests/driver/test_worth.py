@@ -212,5 +212,6 @@ def test_names_of_coordinates_are_in_the_order_of_the_flat_vector():
     assert coordinate_names(x) == ["a.c", "b[0]", "b[1]"]
     assert coordinate_names(jnp.zeros((1, 2))) == ["x[0, 0]", "x[0, 1]"]
     assert coordinate_names([jnp.zeros(1), jnp.zeros(())]) == ["x[0][0]", "x[1]"]
-    assert coordinate_index(x, "b[1]", "along") == 2
-    assert coordinate_index(x, -1, "along") == 2
+    names = coordinate_names(x)
+    assert coordinate_index(names, "b[1]", "along") == 2
+    assert coordinate_index(names, -1, "along") == 2

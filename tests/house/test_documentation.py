@@ -103,6 +103,21 @@ def test_the_page_on_executors_runs(tmp_path, monkeypatch):
     assert statuses == ["finished"] * 4
 
 
+def test_the_page_on_results_runs():
+    scope = run("docs/results.md")
+    assert scope["s"].converged
+    np.testing.assert_allclose(scope["s"].value, -6, atol=1e-6)
+
+
+def test_the_page_on_tools_runs():
+    scope = run("docs/tools.md")
+    assert not scope["wrong"].agrees
+    np.testing.assert_allclose(scope["line"].lowest[1], -6, atol=1e-4)
+    # Both roads at the limit: F* = -2 (wish - 1) for a wish of 4 and all of capacity 2.
+    np.testing.assert_allclose(scope["worth"].data.lower.args[0], [-1, -1], atol=1e-5)
+    np.testing.assert_allclose(scope["worth"].data.constraints.b[0], -2, atol=1e-5)
+
+
 def test_the_reference_is_made_from_the_code():
     """Regenerate with `python docs/make_reference.py > docs/reference.md`."""
     made = runpy.run_path(str(REPOSITORY / "docs" / "make_reference.py"))

@@ -155,3 +155,183 @@ def test_a_warm_start_must_fit_the_problem():
             bx.hypergradient(problem, np.ones(4), warm=warm)  # pyright: ignore[reportArgumentType]
         for word in words:
             assert word in str(info.value)
+
+
+def on_domain(**changes) -> bx.Problem:
+    """F = |y - 1|^2 with y = x, over a box of two coordinates."""
+    parts = dict(
+        upper=lambda x, y: jnp.sum((y - 1) ** 2),
+        lower=lambda x, y: 0.5 * jnp.sum((y - x) ** 2),
+        y0=np.zeros(2),
+        domain=bx.Box(np.zeros(2), np.full(2, 3.0)),
+    )
+    return bx.Problem(**{**parts, **changes})  # pyright: ignore[reportArgumentType]
+
+
+SMALL = on_domain()
+HERE = np.array([0.5, 0.7])
+NAMED = on_domain(
+    upper=lambda x, y: jnp.sum((y - 1) ** 2) + 0 * x["toll"][0],
+    lower=lambda x, y: 0.5 * jnp.sum((y - x["toll"]) ** 2),
+    domain=bx.Box({"toll": np.zeros(2)}, {"toll": np.ones(2)}),
+)
+NOT_A_NUMBER = on_domain(upper=lambda x, y: jnp.sum((y - jnp.nan) ** 2))
+NO_ANSWER = bx.Problem(f, g, bx.Polyhedron([[1.0], [-1.0]], b=[-1.0, -1.0]))
+SAMPLED = bx.StochasticProblem(lambda key: None, lambda batch: None)
+
+
+def load(path):
+    return bx.Solution.load(path)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        # solve
+        (lambda: bx.solve(on_domain(domain=None), key=0), ValueError, ("`x0`", "Box")),
+        (
+            lambda: bx.solve(SMALL, x0=np.zeros(3), key=0),
+            ValueError,
+            ("`x`", "(2,)", "(3,)"),
+        ),
+        (
+            lambda: bx.solve(NAMED, x0={"tolls": np.zeros(2)}, key=0),
+            ValueError,
+            ("`x`", "structure", "toll"),
+        ),
+        (lambda: bx.solve(SMALL, x0="0.5", key=0), ValueError, ("`x`",)),
+        (lambda: bx.solve(f, x0=HERE, key=0), ValueError, ("`problem`", "function")),
+        (
+            lambda: bx.solve(SMALL, bx.DSBLO, key=0),
+            ValueError,
+            ("`method`", "DSBLO()"),
+        ),
+        (lambda: bx.solve(SMALL, HERE, key=0), ValueError, ("`method`", "DSBLO()")),
+        (lambda: bx.solve(SMALL, key="seed"), ValueError, ("`key`", "'seed'")),
+        (
+            lambda: bx.solve(SMALL, key=0, num_starts=0),
+            ValueError,
+            ("`num_starts`", "positive", "0"),
+        ),
+        (
+            lambda: bx.solve(SMALL, key=0, starts=[np.zeros(5)]),
+            ValueError,
+            ("`x`", "(5,)"),
+        ),
+        (
+            lambda: bx.solve(NOT_A_NUMBER, key=0, num_steps=2),
+            bx.BilevelError,
+            ("NaN", "`upper`", "data"),
+        ),
+        (
+            lambda: bx.solve(NO_ANSWER, x0=np.zeros(1), key=0, num_steps=2),
+            bx.BilevelError,
+            ("No `y`", "relax `b`"),
+        ),
+        (
+            lambda: on_domain(domain=bx.Box(np.ones(2), np.zeros(2))),
+            ValueError,
+            ("`domain`", "x"),
+        ),
+        # check
+        (lambda: bx.check(SMALL, np.zeros(3)), ValueError, ("`x`", "(3,)")),
+        (lambda: bx.check(SMALL, HERE, key=1.5), ValueError, ("`key`", "1.5")),
+        (
+            lambda: bx.check(SMALL, HERE, names=["one"]),
+            ValueError,
+            ("`names`", "2 different texts"),
+        ),
+        (
+            lambda: bx.check(SAMPLED, HERE),  # pyright: ignore[reportArgumentType]
+            ValueError,
+            ("Problem", "draw"),
+        ),
+        # profile
+        (
+            lambda: bx.profile(SMALL, HERE, "y[0]"),
+            ValueError,
+            ("`along`", "x[0], x[1]", "'y[0]'"),
+        ),
+        (
+            lambda: bx.profile(NAMED, {"toll": HERE}, "x[0]"),
+            ValueError,
+            ("`along`", "toll[0], toll[1]"),
+        ),
+        (lambda: bx.profile(SMALL, HERE, 2), ValueError, ("`along`", "0 to 1", "2")),
+        (
+            lambda: bx.profile(SMALL, HERE, np.zeros(3)),
+            ValueError,
+            ("`along`", "(2,)", "(3,)"),
+        ),
+        (
+            lambda: bx.profile(SMALL, HERE, np.zeros(2)),
+            ValueError,
+            ("`along`", "direction", "zero"),
+        ),
+        (
+            lambda: bx.profile(SMALL, HERE, span=(1.0, 0.0)),
+            ValueError,
+            ("`span`", "upwards"),
+        ),
+        (
+            lambda: bx.profile(SMALL, HERE, span=3.0),  # pyright: ignore[reportArgumentType]
+            ValueError,
+            ("`span`", "(from, to)", "3.0"),
+        ),
+        (
+            lambda: bx.profile(SMALL, HERE, (0, 1), span=(0.0, 1.0)),
+            ValueError,
+            ("`span`", "pair"),
+        ),
+        (
+            lambda: bx.profile(SMALL, HERE, points=2.5),  # pyright: ignore[reportArgumentType]
+            ValueError,
+            ("`points`", "2.5"),
+        ),
+        (
+            lambda: bx.profile(SMALL, HERE, points=3).plot(rows=["a"]),
+            ValueError,
+            ("`rows`", "0 rows", "1"),
+        ),
+        # scipy_objective
+        (
+            lambda: bx.scipy_objective(on_domain(domain=None)),
+            ValueError,
+            ("`x0`", "`domain`"),
+        ),
+        (
+            lambda: bx.scipy_objective(SMALL).fun(np.zeros(3)),
+            ValueError,
+            ("2 numbers", "(3,)"),
+        ),
+        (
+            lambda: bx.scipy_objective(SAMPLED, HERE),  # pyright: ignore[reportArgumentType]
+            ValueError,
+            ("StochasticProblem", "draw"),
+        ),
+        (
+            lambda: bx.scipy_objective(NOT_A_NUMBER, throw=True).fun(HERE),
+            bx.BilevelError,
+            ("no value", "NaN"),
+        ),
+        # sensitivity
+        (
+            lambda: bx.sensitivity(SAMPLED, HERE),  # pyright: ignore[reportArgumentType]
+            ValueError,
+            ("StochasticProblem", "draw"),
+        ),
+        (
+            lambda: bx.sensitivity(NO_ANSWER, np.zeros(1)),
+            bx.BilevelError,
+            ("No `y`", "relax `b`"),
+        ),
+        # save and load
+        (lambda: load("/no/such/file.npz"), FileNotFoundError, ("file.npz",)),
+        (lambda: load(__file__), bx.CheckpointError, ("test_mistakes.py", "damaged")),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_answered_by_cause_and_remedy(call, error, words):
+    with pytest.raises(error, match=".") as info:
+        call()
+    for word in words:
+        assert word in str(info.value)

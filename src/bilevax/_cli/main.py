@@ -1,4 +1,4 @@
-"""`bilevax solve | explain | certify | compare | experiment | train | evaluate`."""
+"""`bilevax solve | explain | check | profile | certify | compare | ...`."""
 
 import argparse
 import os
@@ -10,10 +10,24 @@ import bilevax
 
 from .._files.checkpoint import CheckpointError
 from .._status import BilevelError
-from . import certify, compare, evaluate, experiment, explain, solve, train
+from . import (
+    certify,
+    check,
+    compare,
+    evaluate,
+    experiment,
+    explain,
+    profile,
+    solve,
+    train,
+)
 from .interrupt import interrupts_kept
 from .problem_file import FileError, in_user_lines
 from .text import complain, results_alone
+
+_COMMANDS = (
+    solve, explain, check, profile, certify, compare, experiment, train, evaluate,
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"bilevax {bilevax.__version__}"
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for command in (solve, explain, certify, compare, experiment, train, evaluate):
+    for command in _COMMANDS:
         name = command.__name__.rpartition(".")[2]
         sub = commands.add_parser(name, help=command.TEXT, description=command.TEXT)
         sub.add_argument("--json", action="store_true", help="machine-readable output")

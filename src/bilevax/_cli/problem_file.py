@@ -19,16 +19,20 @@ class FileError(Exception):
 
 def add_file(sub: argparse.ArgumentParser) -> None:
     """The argument that names the file."""
-    sub.add_argument("file", metavar="FILE.py", help="defines `problem` and `x0`")
+    sub.add_argument(
+        "file", metavar="FILE.py",
+        help="defines `problem` and `x0`; may define `names`: a list for x, or a "
+        "dictionary with lists for `x` and `rows`",
+    )  # fmt: skip
 
 
-def load(path: str) -> dict[str, Any]:
-    """The names that the file defines, `problem` and `x0` among them."""
+def load(path: str, needed: tuple[str, ...] = ("problem", "x0")) -> dict[str, Any]:
+    """The names that the file defines, those that are `needed` among them."""
     file = Path(path)
     if not file.exists():
         raise FileError(f"{path}: there is no such file.")
     names = _run(file)
-    for name in ("problem", "x0"):
+    for name in needed:
         if name not in names:
             found = ", ".join(n for n in names if not n.startswith("__"))
             raise FileError(
@@ -40,6 +44,21 @@ def load(path: str) -> dict[str, Any]:
             f"StochasticProblem; it is {type(names['problem']).__name__}."
         )
     return names
+
+
+def names_of(path: str, defined: dict[str, Any], what: str) -> list[str] | None:
+    """The names that the file gives to `what`, "x" or "rows"; None if it does not."""
+    names = defined.get("names")
+    if isinstance(names, list | tuple):
+        names = {"x": names}
+    if names is None:
+        return None
+    if not isinstance(names, dict) or not set(names) <= {"x", "rows"}:
+        raise FileError(
+            f"{path}: `names` must be a list of names for the numbers in x, or a "
+            f"dictionary with such lists for `x` and `rows`; it is {names!r}."
+        )
+    return None if what not in names else list(map(str, names[what]))
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import jax
 
+from .._driver.report import report
 from .._driver.solution import Solution
 from .._driver.solve import solve
 from .._methods.ds_blo import DSBLO
 from .arguments import count, positive
 from .certify import certificate_as_json
-from .problem_file import add_file, load
+from .problem_file import add_file, load, names_of
 from .text import as_lists, print_json, short
 
 TEXT = "minimise F from the x0 of a file"
@@ -20,8 +21,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_file(sub)
     sub.add_argument("--steps", type=count, help="steps of the method (default: 300)")
     sub.add_argument(
-        "--starts", type=count, default=1, help="how many starting points (default: 1)"
-    )
+        "--starts", type=count,
+        help="how many starting points (default: several where x is in a small bounded "
+        "box and nothing is saved, else 1)",
+    )  # fmt: skip
     sub.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
     sub.add_argument("--no-polish", action="store_true", help="stochastic phase only")
     sub.add_argument(
@@ -45,11 +48,12 @@ def kept(options) -> str:
 
 
 def run(options) -> int:
-    names = load(options.file)
+    names = load(options.file, needed=("problem",))
+    called = names_of(options.file, names, "x")
     solution = solve(
         names["problem"],
         names.get("method", DSBLO()),
-        names["x0"],
+        names.get("x0"),
         key=jax.random.key(options.seed),
         num_steps=options.steps,
         num_starts=options.starts,
@@ -63,31 +67,18 @@ def run(options) -> int:
     if options.json:
         print_json(solution_as_json(solution))
     else:
-        print_solution(solution)
+        print_solution(solution, called)
     return 0 if solution.success else 1
 
 
-def print_solution(solution: Solution) -> None:
-    before = solution.stochastic[1]
-    print(f"F = {solution.value:.10g}   ({solution.status_name}, {solution.stopped})")
-    if solution.polish is not None:
-        print(f"    before the polish: {before:.10g}")
-    print(f"x = {short(solution.x)}")
-    print(f"y = {short(solution.y)}")
-    if solution.upper is not None:
-        print(
-            f"upper constraints: violated by {solution.violation:.3g}, "
-            f"multipliers {short(solution.upper_multipliers)}"
-        )
-    if solution.starts:
-        values = ", ".join(f"{s.value:.6g}" for s in solution.starts)
-        print(f"starts: {values}")
+def print_solution(solution: Solution, names: list[str] | None) -> None:
+    print(report(solution, names))
+    print(f"{'y':<11}{short(solution.y)}")
     totals = solution.history.totals
-    print("work: " + ", ".join(f"{n} {name}" for name, n in totals.items() if n))
+    work = ", ".join(f"{n} {name}" for name, n in totals.items() if n)
+    print(f"{'work':<11}{work}")
     if solution.certificate is not None:
         print(solution.certificate)
-    if solution.message:
-        print(solution.message)
 
 
 def solution_as_json(solution: Solution) -> dict:
@@ -97,10 +88,13 @@ def solution_as_json(solution: Solution) -> dict:
         y=as_lists(solution.y),
         value=solution.value,
         success=solution.success,
+        converged=solution.converged,
         status=solution.status_name,
         message=solution.message,
         stopped=solution.stopped,
         value_before_polish=solution.stochastic[1],
+        bounds=solution.bounds,
+        multipliers=as_lists(solution.multipliers),
         starts=[s.value for s in solution.starts],
         work=solution.history.totals,
         history=dict(

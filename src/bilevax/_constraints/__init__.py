@@ -14,6 +14,7 @@ from .base import (
 from .box import Box as Box
 from .intersection import Intersection as Intersection
 from .layout import Layout as Layout
+from .moving import is_function as is_function
 from .nonempty import check_box as check_box, check_polyhedron as check_polyhedron
 from .polyhedron import Polyhedron as Polyhedron
 from .simplex import Simplex as Simplex

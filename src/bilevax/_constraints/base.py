@@ -4,19 +4,29 @@ import abc
 import math
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .._programs.arrays import sp, xp
-from .._programs.modules import Plain
+from .._programs.control import packed
+from .._programs.modules import Plain, with_fields
 from .layout import Layout, Part
+from .moving import (
+    check_functions_of,
+    drift,
+    motion,
+    motion_along,
+    numbers_at,
+    pull_of_rhs,
+)
 from .sparse import is_sparse
 
 
 class AbstractConstraints(Plain):
-    """A set for `y`, affine in `(x, y)`."""
+    """A set for `y`, affine in `y`, and in `x` where no part is a function of it."""
 
     @property
     @abc.abstractmethod
@@ -61,8 +71,14 @@ class AbstractConstraints(Plain):
         """`<mu, B x>`; its gradient in `x` is `B^T mu`."""
 
     @abc.abstractmethod
-    def coupling_matrix(self, size: int, dtype) -> Float[Array, "k m"] | None:
-        """`B` over the raveled `x`, or None where the set does not move."""
+    def coupling_matrix(
+        self, x: PyTree[Array], dtype, y: Float[Array, " n"] | None = None
+    ) -> Float[Array, "k m"] | None:
+        """`B` over the raveled `x`, or None where the set does not move.
+
+        Of rows that are functions of `x` the derivative of `A(x) y - b(x)` at `x`,
+        which needs `y` where `A` is one of them.
+        """
 
     @abc.abstractmethod
     def check_x(self, x: PyTree[Array]) -> None:
@@ -72,6 +88,53 @@ class AbstractConstraints(Plain):
     def moves(self) -> bool:
         """Whether the set moves with `x`, so that it may be empty somewhere."""
         return False
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether some part is a function of `x`, so that there are no numbers yet."""
+        return False
+
+    @property
+    def moving(self) -> Any:
+        """The set with functions of `x` that this is, or was; None where `x` enters by
+        `B` alone, if at all."""
+        return self if self.has_functions else getattr(self, "source", None)
+
+    @property
+    def turns(self) -> bool:
+        """Whether `A` is a function of `x`."""
+        return False
+
+    def at(self, x: PyTree[Array]) -> "AbstractConstraints":
+        """The set of numbers at `x`, which still knows how it moves."""
+        if not self.has_functions:
+            return self
+        return with_fields(numbers_at(self, x), source=self)
+
+    def evaluated(self, x: PyTree[Array]) -> Any:
+        """`at`, which forgets how it moves."""
+        return self
+
+    def fitted(self, y: PyTree[Array]) -> "AbstractConstraints":
+        """The same set for a `y` of this structure, where it did not know that."""
+        return self
+
+    def motion_along(self, x, direction) -> Float[Array, " k"]:
+        """How `A y - b` changes as `x` moves along a direction; rows do not turn."""
+        if self.moving is not None:
+            return motion_along(packed((self.moving,)), x, direction)
+        start = jax.tree.map(lambda leaf: 0 * leaf, direction)
+        return self.rhs(start) - self.rhs(direction)
+
+    def drift(self, x, y, mu, v, w) -> Float[Array, ""]:
+        """`<w, A(x) y - b(x)> + <v, A(x)^T mu>`, up to what does not move with `x`."""
+        if self.moving is None:
+            return self.coupling(x, w)
+        return drift(self.moving, x, y, mu, v, w)
+
+    def row_arrays(self) -> list[Array]:
+        """The arrays that the rows are made of; `b` is none of them."""
+        return [leaf for leaf in jax.tree.leaves(self) if eqx.is_array(leaf)]
 
     @property
     def layout(self) -> Layout:
@@ -92,7 +155,9 @@ class AbstractConstraints(Plain):
 
     def check_y(self, y: PyTree[Array]) -> None:
         """Raise a `ValueError` if `y` is not one that the set is about."""
-        check_like(y, self.start(), "y0", "constraints")
+        like = self.start()
+        if like is not None:
+            check_like(y, like, "y0", "constraints")
 
     @property
     def num_rows(self) -> int:
@@ -110,13 +175,20 @@ class AbstractFixedSet(AbstractConstraints):
         return xp.abs(self.rhs(x))
 
     def coupling(self, x, mu):
-        return xp.zeros((), mu.dtype)
+        if self.moving is None:
+            return xp.zeros((), mu.dtype)
+        return pull_of_rhs(self.moving, x, mu)
 
-    def coupling_matrix(self, size, dtype):
-        return None
+    def coupling_matrix(self, x, dtype, y=None):
+        if self.moving is None:
+            return None
+        return xp.asarray(motion(packed((self.moving,)), x, None), dtype)
 
     def check_x(self, x):
-        pass
+        check_functions_of(self, x)
+
+    def row_arrays(self):
+        return []
 
 
 def as_float(value, name: str, ndim: int | None = None) -> Array:

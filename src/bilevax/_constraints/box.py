@@ -1,6 +1,8 @@
 """Boxes over any pytree."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -8,29 +10,81 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .._programs.arrays import ravel, sp, xp
-from .base import AbstractFixedSet, check_not_empty, tree_as_float
+from .._programs.modules import with_fields
+from .base import AbstractFixedSet, check_like, check_not_empty, tree_as_float
 from .layout import Layout, Part
+from .moving import at_or_told, is_function
 
 
 class Box(AbstractFixedSet):
     """The box `{y : lower <= y <= upper}`, elementwise over any pytree.
 
-    Bounds may be infinite; a scalar broadcasts over the other bound. Multipliers list
-    all lower bounds, then all upper bounds.
+    Bounds may be infinite; a scalar broadcasts over the other bound. A bound may be a
+    function of `x`; the other one, or `y0` of the problem, then tells the shapes.
+    Multipliers list all lower bounds, then all upper bounds.
     """
 
-    lower: PyTree[Array]
-    upper: PyTree[Array]
+    lower: PyTree[Array] | Callable
+    upper: PyTree[Array] | Callable
+    like: PyTree[Array] | None
+    source: Any
 
     def __init__(self, lower, upper):
-        lower, upper = tree_as_float(lower, "lower"), tree_as_float(upper, "upper")
-        check_not_empty(lower, "lower")
-        check_not_empty(upper, "upper")
-        self.lower, self.upper = _broadcast_bounds(lower, upper)
+        self.like = self.source = None
+        numbers = {}
+        for name, bound in (("lower", lower), ("upper", upper)):
+            if not is_function(bound):
+                numbers[name] = tree_as_float(bound, name)
+                check_not_empty(numbers[name], name)
+        if len(numbers) == 2:
+            self.lower, self.upper = _broadcast_bounds(**numbers)
+            return
+        self.lower, self.upper = (
+            numbers.get("lower", lower), numbers.get("upper", upper),
+        )  # fmt: skip
+        for bound in numbers.values():
+            # A bare number fits any shape, so it tells none.
+            if not (eqx.is_array(bound) and bound.ndim == 0):
+                self.like = jax.tree.map(jnp.zeros_like, bound)
+
+    @property
+    def has_functions(self):
+        return is_function(self.lower) or is_function(self.upper)
+
+    @property
+    def moves(self):
+        return self.moving is not None
+
+    def fitted(self, y):
+        if not self.has_functions or self.like is not None:
+            return self
+        return with_fields(self, like=jax.tree.map(jnp.zeros_like, y))
+
+    def evaluated(self, x):
+        if not self.has_functions:
+            return self
+        bounds = []
+        for name, bound in (("lower", self.lower), ("upper", self.upper)):
+            if is_function(bound):
+                bound = tree_as_float(at_or_told(bound, x, name), f"{name}(x)")
+            if eqx.is_array(bound) and bound.ndim == 0:
+                bound = jax.tree.map(
+                    lambda leaf, b=bound: jnp.full_like(leaf, b), self.like
+                )
+            check_like(bound, self.like, f"{name}(x)", "y0")
+            bounds.append(bound)
+        return Box(*bounds)
 
     @property
     def num_inequalities(self):
-        return 2 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.lower))
+        like = self.like if self.has_functions else self.lower
+        if like is None:
+            raise ValueError(
+                "The shapes of this Box are unknown, for its bounds are functions of "
+                "`x` or a single number: pass `y0` to the Problem, or one bound as an "
+                "array."
+            )
+        return 2 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
 
     @property
     def num_equalities(self):
@@ -45,6 +99,8 @@ class Box(AbstractFixedSet):
         return 2 * size
 
     def start(self):
+        if self.has_functions:
+            return self.like
         return jax.tree.map(
             lambda low, high: xp.clip(xp.zeros_like(low), low, high),
             self.lower,
@@ -67,6 +123,8 @@ class Box(AbstractFixedSet):
         return high - low
 
     def rhs(self, x):
+        if self.has_functions:
+            return self.at(x).rhs(x)
         return xp.concatenate([-self.flat_lower(), self.flat_upper()])
 
     def flat_lower(self):

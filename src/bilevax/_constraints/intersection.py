@@ -74,6 +74,36 @@ class Intersection(AbstractConstraints):
         return any(one.moves for one in self.sets)
 
     @property
+    def has_functions(self):
+        return any(one.has_functions for one in self.sets)
+
+    @property
+    def moving(self):
+        return self if any(one.moving is not None for one in self.sets) else None
+
+    @property
+    def turns(self):
+        return any(one.turns for one in self.sets)
+
+    def at(self, x):
+        if not self.has_functions:
+            return self
+        return self._with(tuple(one.at(x) for one in self.sets))
+
+    def evaluated(self, x):
+        return self._with(tuple(one.evaluated(x) for one in self.sets))
+
+    def fitted(self, y):
+        return self._with(tuple(one.fitted(y) for one in self.sets))
+
+    def _with(self, sets) -> "Intersection":
+        units = _units(sets) if self.columns is None or self.turns else self.columns
+        return with_fields(self, sets=sets, columns=units)
+
+    def row_arrays(self):
+        return [leaf for one in self.sets for leaf in one.row_arrays()]
+
+    @property
     def layout(self):
         pairs = zip(self.names, self.sets, strict=True)
         return Layout.joined({name: one.layout for name, one in pairs})
@@ -88,15 +118,20 @@ class Intersection(AbstractConstraints):
             return None
         tells = [n for n in known if not isinstance(self[n], Polyhedron)]
         first = (tells or list(known))[0]
+        like = known[first]
+        if not tells and isinstance(like, dict):
+            # Columns by name: each tells of some entries.
+            for other in known.values():
+                like = {**other, **like} if isinstance(other, dict) else like
         for name in known:
             try:
-                self[name].check_y(known[first])
+                self[name].check_y(like)
             except ValueError as error:
                 raise ValueError(
                     f"`{name}` and `{first}` must be sets over the same `y`: {error}"
                 ) from None
         dtype = jnp.result_type(*jax.tree.leaves(known))
-        return jax.tree.map(lambda leaf: xp.asarray(leaf, dtype), known[first])
+        return jax.tree.map(lambda leaf: xp.asarray(leaf, dtype), like)
 
     def check_y(self, y):
         for name, one in zip(self.names, self.sets, strict=True):
@@ -144,10 +179,19 @@ class Intersection(AbstractConstraints):
     def coupling(self, x, mu):
         return sum(one.coupling(x, part) for one, part in self._apart(mu))
 
-    def coupling_matrix(self, size, dtype):
-        parts = [one.coupling_matrix(size, dtype) for one in self.sets]
+    def drift(self, x, y, mu, v, w):
+        pairs = zip(self._apart(mu), self._apart(w), strict=True)
+        return sum(one.drift(x, y, mu, v, w) for (one, mu), (_, w) in pairs)
+
+    def motion_along(self, x, direction):
+        parts = [one.motion_along(x, direction) for one in self.sets]
+        return self._stacked(parts, xp.concatenate)
+
+    def coupling_matrix(self, x, dtype, y=None):
+        parts = [one.coupling_matrix(x, dtype, y) for one in self.sets]
         if all(part is None for part in parts):
             return None
+        size = next(part.shape[1] for part in parts if part is not None)
         parts = [
             xp.zeros((one.num_rows, size), dtype) if part is None else part
             for one, part in zip(self.sets, parts, strict=True)

@@ -2,6 +2,8 @@
 
 import math
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,30 +14,37 @@ from jaxtyping import Array, ArrayLike, Float
 from .._programs.arrays import sp, xp
 from .base import AbstractFixedSet, as_float
 from .layout import Layout, Part
+from .moving import at_or_told, is_function
 
 
 class Simplex(AbstractFixedSet):
     """Scaled simplices `{y >= 0, sum(y, axis=-1) = total}` along the last axis.
 
     `shape` is the shape of `y` (an integer for one simplex) and `total` a number or an
-    array of `shape[:-1]`. Multipliers list the bounds `y >= 0`, then one equality per
-    simplex.
+    array of `shape[:-1]`, or a function of `x` that gives one. Multipliers list the
+    bounds `y >= 0`, then one equality per simplex.
     """
 
-    total: Float[Array, "..."]
+    total: Float[Array, "..."] | Callable
     shape: tuple[int, ...] = eqx.field(static=True)
+    source: Any
 
-    def __init__(self, shape: int | tuple[int, ...], total: ArrayLike = 1.0):
-        shape = _checked_shape(shape)
-        total = as_float(total, "total")
-        try:
-            self.total = jnp.broadcast_to(total, shape[:-1])
-        except ValueError:
-            raise ValueError(
-                f"`total` must have shape {shape[:-1]}, one per simplex; got "
-                f"{total.shape}."
-            ) from None
-        self.shape = shape
+    def __init__(self, shape: int | tuple[int, ...], total: ArrayLike | Callable = 1.0):
+        self.shape, self.source = _checked_shape(shape), None
+        self.total = total if is_function(total) else _totals(total, self.shape)
+
+    @property
+    def has_functions(self):
+        return is_function(self.total)
+
+    @property
+    def moves(self):
+        return self.moving is not None
+
+    def evaluated(self, x):
+        if not is_function(self.total):
+            return self
+        return Simplex(self.shape, at_or_told(self.total, x, "total"))
 
     @property
     def num_inequalities(self):
@@ -54,6 +63,8 @@ class Simplex(AbstractFixedSet):
         return 2 * size
 
     def start(self):
+        if is_function(self.total):
+            return xp.full(self.shape, 1 / self.shape[-1])
         return xp.broadcast_to(self.total[..., None] / self.shape[-1], self.shape)
 
     def matrix(self, size, dtype):
@@ -82,8 +93,20 @@ class Simplex(AbstractFixedSet):
         return jax.vmap(_onto_simplex)(rows, total).reshape(-1)
 
     def rhs(self, x):
+        if self.has_functions:
+            return self.at(x).rhs(x)
         zeros = xp.zeros(self.num_inequalities, self.total.dtype)
         return xp.concatenate([zeros, self.total.reshape(-1)])
+
+
+def _totals(total, shape) -> Array:
+    total = as_float(total, "total")
+    try:
+        return jnp.broadcast_to(total, shape[:-1])
+    except ValueError:
+        raise ValueError(
+            f"`total` must have shape {shape[:-1]}, one per simplex; got {total.shape}."
+        ) from None
 
 
 def _checked_shape(shape) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """What a solution is worth, in a few lines, each only where it says something."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .._constraints import Box, Polyhedron
-from .._problem.coordinates import coordinate_names
+from .._problem.coordinates import checked_names, coordinate_names
 from .._tolerances import tolerances
 
 # Ends of starts that agree to this share of their size are one.
@@ -20,27 +21,32 @@ _NAMED = 1000
 _WIDTH = 88
 
 
-def report(solution: Any) -> str:
-    """The report of a `Solution`."""
-    lines = [
-        ("F", _value(solution)),
-        ("x", _point(solution.x)),
-        ("upper", _upper(solution)),
-        ("ended", _ended(solution)),
-        ("converged", _converged(solution)),
-        ("starts", _starts(solution.starts)),
-        ("flat", _flat(solution)),
-        ("bounds", _bounds(solution.bounds)),
-        ("next", _next(solution)),
-    ]
-    indent = " " * 11
+def report(solution: Any, names: Sequence[str] | None = None) -> str:
+    """The report of a `Solution`; `names` are those of the coordinates of `x`."""
+    names = checked_names(solution.x, names)
+    lines = {
+        "F": _value(solution),
+        "x": _point(solution.x),
+        "upper": _upper(solution),
+        "ended": _ended(solution),
+        "converged": _converged(solution),
+        "starts": _starts(solution.starts),
+        "flat": _flat(solution, names),
+        "bounds": _bounds(solution, names),
+        "next": _next(solution),
+    }
     return "\n".join(
         textwrap.fill(
-            text, _WIDTH, initial_indent=f"{label:<11}", subsequent_indent=indent,
-            break_long_words=False, break_on_hyphens=False,
+            text,
+            _WIDTH,
+            initial_indent=f"{label:<11}",
+            subsequent_indent=" " * 11,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
-        for label, text in lines if text
-    )  # fmt: skip
+        for label, text in lines.items()
+        if text
+    )
 
 
 def holding(domain: Box | Polyhedron | None, x) -> dict[str, str]:
@@ -166,17 +172,17 @@ def _starts(starts) -> str:
     return ", ".join(told)
 
 
-def _flat(s) -> str:
+def _flat(s, names) -> str:
     if s.around is None or not s.around.flat.any():
         return ""
-    names = coordinate_names(s.x)
     reach = s.around.flat
     shown = [f"{names[k]} (within {reach[k]:.2g})" for k in np.flatnonzero(reach)]
     return f"F does not change along {_listed(shown)}"
 
 
-def _bounds(bounds: dict[str, str]) -> str:
-    return _listed([f"{name} {text}" for name, text in bounds.items()])
+def _bounds(s, names) -> str:
+    called = dict(zip(coordinate_names(s.x), names, strict=True))
+    return _listed([f"{called.get(k, k)} {text}" for k, text in s.bounds.items()])
 
 
 def _next(s) -> str:

@@ -61,7 +61,7 @@ class KKTSystem(NamedTuple):
 def kkt_system(problem: Problem, x, y, active) -> KKTSystem:
     """The KKT matrix of `problem` at `(x, y)` with the given active rows."""
     lower, _ = flatten(problem, x)
-    return KKTSystem(problem.constraints, lower, ravel_pytree(y)[0], active)
+    return KKTSystem(problem.constraints.at(x), lower, ravel_pytree(y)[0], active)
 
 
 class AbstractAdjoint(Plain):

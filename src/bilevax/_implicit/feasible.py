@@ -4,6 +4,7 @@ The second part is a polyhedron too, the shadow of `{(x, y) : A y + B x <= b}`, 
 nearest allowed `x` is one convex quadratic program in `(x, y)`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,6 +30,8 @@ from .adjoint import DenseAdjoint, kkt_system
 # after the proximal steps below.
 _LOWER_WEIGHT = 1e-6
 _PROXIMAL_STEPS = 4
+# Rounds where rows are made linear around each point.
+_LINEARISATIONS = 8
 # Rows of the joint program above which it starts from an interior point.
 _LARGE = 200
 
@@ -95,17 +98,23 @@ def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
 
     def again(state, _):
         x, y, margin = state
-        found = nearest(problem, x, y, margin, coupled=True)
+        found = nearest(problem, x, y, margin, coupled=True, unravel=unravel)
         ahead = found.x, found.solution.y[x.size :], margin
         # A set without an interior, such as two opposite rows, has no room for it.
         stay = x, y, jnp.zeros_like(margin)
         pick = lambda new, old: jnp.where(found.solution.success, new, old)
         return jax.tree.map(pick, ahead, stay), None
 
-    # Twice: what the weight on `y` leaves undone shrinks with the distance.
+    # Twice: what the weight on `y` leaves undone shrinks with the distance. Rows that
+    # are no linear functions of `x` are taken as such around each point.
+    rounds = 2 if isinstance(problem, Followers) else _rounds(problem)
     y = ravel_pytree(problem.y0)[0].astype(flat.dtype)
     start = flat, y, jnp.ones((), flat.dtype)
-    return unravel(jax.lax.scan(again, start, None, length=2)[0][0])
+    return unravel(jax.lax.scan(again, start, None, length=rounds)[0][0])
+
+
+def _rounds(problem: Problem) -> int:
+    return 2 if problem.constraints.moving is None else _LINEARISATIONS
 
 
 def nearest(
@@ -115,14 +124,20 @@ def nearest(
     margin: Float[Array, ""] | float = 1.0,
     *,
     coupled: bool,
+    unravel: Callable = lambda flat: flat,
 ) -> Nearest:
     """Solve the joint program from `y`; without `coupled`, for the domain alone.
 
-    `margin`: 1 to stay a little inside the rows of the lower level, 0 for their edge.
+    Rows that are functions of `x` are made linear around `(x, y)`; `unravel` gives `x`
+    the structure that they know. `margin`: 1 to stay a little inside the rows of the
+    lower level, 0 for their edge.
     """
-    rows = joint_rows(problem, x.size, x.dtype, coupled, margin)
+    start = ravel_pytree(problem.y0)[0].astype(x.dtype) if y is None else y
+    rows = joint_rows(problem, unravel(x), x.dtype, coupled, margin, start)
     n = rows[0].shape[1] - x.size
-    weight = _weight(problem, x.size, x.dtype) if n else jnp.ones((), x.dtype)
+    weight = jnp.ones((), x.dtype)
+    if n:
+        weight = _weight(problem, unravel(x), x.dtype, start)
     y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n] if y is None else y
     solver = ActiveSet(diagnose=False)
     joint = _joint(rows, x, y, weight)
@@ -142,9 +157,9 @@ def nearest(
     return Nearest(solution.y[: x.size], _joint(rows, x, y, weight), solution)
 
 
-def _weight(problem: Problem | Followers, d: int, dtype) -> Float[Array, ""]:
+def _weight(problem: Problem | Followers, x, dtype, y) -> Float[Array, ""]:
     """Of `y` beside `x`, in the units in which the rows weigh both alike."""
-    A, B, _, _ = _lower_rows(problem, d, dtype)
+    A, B, _, _ = _lower_rows(problem, x, dtype, y)
     if B is None:
         return jnp.asarray(_LOWER_WEIGHT, dtype)
     ratio = jnp.linalg.norm(A) / jnp.linalg.norm(B)
@@ -177,22 +192,25 @@ def no_upper(x, u):
     return jnp.zeros((), u.dtype)
 
 
-def _lower_rows(problem: Problem | Followers, d: int, dtype):
-    """`A`, `B`, `b` of the lower level, and how many of the rows are inequalities."""
+def _lower_rows(problem: Problem | Followers, x, dtype, y):
+    """`A`, `B`, `b` of the lower level, and how many of the rows are inequalities.
+
+    Of rows that are functions of `x` the linear part there, and at `y` if they turn.
+    """
     if not isinstance(problem, Followers):
-        constraints = problem.constraints
+        constraints = problem.constraints.at(x)
         A = constraints.matrix(ravel_pytree(problem.y0)[0].size, dtype)
-        rhs = constraints.rhs(jnp.zeros(d, dtype))
-        return (
-            A,
-            constraints.coupling_matrix(d, dtype),
-            rhs,
-            constraints.num_inequalities,
-        )
+        B = constraints.coupling_matrix(x, dtype, y)
+        if constraints.moving is None:
+            rhs = constraints.rhs(jax.tree.map(jnp.zeros_like, x))
+        else:
+            rhs = constraints.rhs(x) + B @ ravel_pytree(x)[0]
+        return A, B, rhs, constraints.num_inequalities
     count, k = len(problem), problem.one.constraints.num_inequalities
-    A, B, rhs, _ = jax.vmap(lambda row: _lower_rows(problem.instance(row), d, dtype))(
-        problem.data
-    )
+    ys = jax.vmap(lambda i: y[_place(problem.y0, i)])(jnp.arange(count))
+    A, B, rhs, _ = jax.vmap(
+        lambda row, y: _lower_rows(problem.instance(row), x, dtype, y)
+    )(problem.data, ys)
     # Inequalities of all, then equations of all; `y` is one tree, leaf after leaf.
     places = jax.vmap(lambda i: _place(problem.y0, i))(jnp.arange(count))
     blocks = jnp.zeros((*A.shape[:2], problem.size), dtype)
@@ -210,13 +228,15 @@ def _place(y0, i):
 
 
 def joint_rows(
-    problem: Problem | Followers, d: int, dtype, coupled: bool, margin: Any = 1.0
+    problem: Problem | Followers, x, dtype, coupled: bool, margin: Any = 1.0, y=None
 ):
-    """All rows on `(x, y)`: `A, b, A_eq, b_eq`."""
+    """All rows on `(x, y)`: `A, b, A_eq, b_eq`, around this `(x, y)`."""
+    d = ravel_pytree(x)[0].size
     n = ravel_pytree(problem.y0)[0].size if coupled else 0
+    y = ravel_pytree(problem.y0)[0] if y is None else y
     less, equal = [], []
     if coupled:
-        A, B, rhs, k = _lower_rows(problem, d, dtype)
+        A, B, rhs, k = _lower_rows(problem, x, dtype, y)
         both = jnp.concatenate([jnp.zeros((A.shape[0], d)) if B is None else B, A], 1)
         # A little inside, or rounding would leave the lower level empty after all.
         scale = jnp.abs(rhs) + jnp.linalg.norm(both, axis=1)

@@ -59,16 +59,18 @@ def mean_gradient(
     v, w, fine = apart(problem, lower, f_ys, f_mus)
     masked = lambda leaf: jnp.where(_beside(answered, leaf), leaf, 0)
     v, w = jax.tree.map(masked, v), masked(w)
+    held = masked(jnp.where(lower.active, lower.multipliers, 0))
 
     def pulled(x):
         """What the answers add, whose gradient in `x` is wanted."""
 
-        def one(d, tilt, y, v, w):
-            here = problem.follower(d, tilt).localised(x)
+        def one(d, tilt, y, mu, v, w):
+            here = problem.follower(d, tilt).with_local_lower(x)
             along = jax.jvp(lambda y: here.lower_value(x, y), (y,), (v,))[1]
-            return along + here.constraints.coupling(x, w)
+            return along + here.constraints.drift(x, y, mu, v, w)
 
-        return jnp.sum(jax.vmap(one)(problem.data, problem.tilt, lower.y, v, w))
+        answers = lower.y, held, v, w
+        return jnp.sum(jax.vmap(one)(problem.data, problem.tilt, *answers))
 
     grad = jax.tree.map(jnp.subtract, f_x, jax.grad(pulled)(x))
     sane = solver.inside(problem, x, lower.y) & jax.vmap(all_finite)(f_ys)

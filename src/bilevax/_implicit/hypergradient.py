@@ -350,9 +350,10 @@ def implicit_gradient(
         [H  A^T] [v]   [  grad_y f  ]
         [A   0 ] [w] = [grad_lambda f]
 
-    and subtract from `grad_x f` the `x`-gradient of `<grad_y g, v> + <w, B x>`. The
-    lower half is zero but for a leader who sees prices: multipliers move with `x`, too,
-    and the matrix is that of both. `whole` is the problem, ready for stages.
+    and subtract from `grad_x f` the `x`-gradient of `<grad_y g, v> + <w, B x>`; where
+    rows are functions of `x`, of `<grad_y g + A(x)^T lambda, v> + <w, A(x) y - b(x)>`.
+    The lower half is zero but for a leader who sees prices: multipliers move with `x`,
+    too, and the matrix is that of both. `whole` is the problem, ready for stages.
     """
     if isinstance(problem, Followers):
         solver = checked_solver(problem, None, False)
@@ -373,7 +374,8 @@ def implicit_gradient(
     if problem.prices:
         bottom = xp.where(lower.active, upper.f_mu, bottom)
     v, w, fine = adjoint.solve(system, lower, top, bottom)
-    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, v, w)
+    held = xp.where(lower.active, lower.multipliers, 0)
+    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, held, v, w)
     return Implicit(upper.value, upper.aux, grad, fine, inside)
 
 
@@ -382,7 +384,7 @@ def _system(problem: Problem, x, lower: LowerSolution) -> KKTSystem:
     # In stages of the form that the lower level has, for which a program exists.
     columns = np.ones_like(y) if in_stages() else None
     flat = packed(FlatLower(problem.lower, x, unravel, columns))
-    return KKTSystem(problem.constraints, flat, y, lower.active)
+    return KKTSystem(problem.constraints.at(x), flat, y, lower.active)
 
 
 class _Upper(NamedTuple):
@@ -403,14 +405,14 @@ def _upper(whole, x, y, multipliers) -> _Upper:
 
 
 @stage
-def _pulled_back(whole, x, y, f_x, v, w):
+def _pulled_back(whole, x, y, f_x, mu, v, w):
     problem, solver = whole
     v = Unravel.like(y)(v)
 
     def cross(x):
         # Reverse over forward: the derivative of `g` along `v`, then its x-gradient.
         along = jax.jvp(lambda y: problem.lower_value(x, y), (y,), (v,))[1]
-        return along + problem.constraints.coupling(x, w)
+        return along + problem.constraints.drift(x, y, mu, v, w)
 
     grad = jax.tree.map(jnp.subtract, f_x, jax.grad(cross)(x))
     return grad, solver.inside(problem, x, y)

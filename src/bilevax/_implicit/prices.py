@@ -101,7 +101,7 @@ def _step(multipliers, free):
 
 def _free(problem: Problem, x, lower: LowerSolution) -> Float[Array, " k"]:
     """Some `z` with `A_S^T z = 0`: zero where multipliers are unique, else random."""
-    tight, constraints = lower.active | lower.weak, problem.constraints
+    tight, constraints = lower.active | lower.weak, problem.constraints.at(x)
     y = ravel(lower.y)
     probe = xp.cos(0.3 + 2.1 * xp.arange(tight.size)).astype(y.dtype)
     if isinstance(constraints, Box):

@@ -41,7 +41,9 @@ def quality_of(
     """
     condition = _condition(system, lower, adjoint)
     error = _lower_error(system, x, lower, adjoint)
-    mu = opened(whole)[0].multipliers_of(lower)
+    problem = opened(whole)[0]
+    # Where rows turn the gradient depends on multipliers, too.
+    mu = lower.multipliers if problem.prices or problem.constraints.turns else None
     push, quadratic = _bent_upper(whole, x, (system.y, mu))
     change = _gradient_change(whole, system, x, lower, adjoint, (mu, push, error))
     noise = tolerances(system.y.dtype).eps * condition
@@ -128,7 +130,10 @@ def _change(whole, x, at, direction):
     def assembled(y, mu, v, w):
         def lagrangian(x):
             bent = jax.jvp(lambda y: g(x, y), (y,), (v,))[1]
-            return f(x, (y, mu)) - bent - whole[0].constraints.coupling(x, w)
+            held = w if mu is None else jnp.where(w != 0, mu, 0)
+            tree = Unravel.like(whole[0].y0)
+            moved = whole[0].constraints.drift(x, tree(y), held, tree(v), w)
+            return f(x, (y, mu)) - bent - moved
 
         return ravel_pytree(jax.grad(lagrangian)(x))[0]
 

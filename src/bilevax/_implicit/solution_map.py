@@ -6,10 +6,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from .._constraints import is_function
 from .._lower.base import AbstractLowerSolver
 from .._lower.choose import check_choice, checked_solver
 from .._problem.checks import check_functions, checked_point
 from .._problem.problem import Problem
+from .._programs.modules import with_fields
 from .._programs.quick import quick_jit
 from .._status import is_traced
 from .adjoint import AbstractAdjoint, DenseAdjoint, default_adjoint, kkt_system
@@ -45,7 +47,7 @@ def solution_map(
     adjoint = problem.adjoint if adjoint is None else adjoint
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
     solver = checked_solver(problem, solver, isinstance(adjoint, DenseAdjoint))
-    problem = _with_open_closures(problem.localised(x), x)
+    problem = _with_open_closures(problem.with_local_lower(x), x)
     y, lam, solution = _primal_dual((problem, x), solver, adjoint)
     if prices:
         # Which they are is no number that could be differentiated.
@@ -67,10 +69,19 @@ def _with_open_closures(problem: Problem, x) -> Problem:
     Calculus cannot look into a closure; as leaves of the problem these values are
     differentiated like everything else.
     """
-    if not any(is_traced(value) for value in _closed_over(problem.lower)):
-        return problem
-    lower = eqx.filter_closure_convert(problem.lower, x, problem.y0)
-    return eqx.tree_at(lambda p: p.lower, problem, lower)
+
+    def opened(function, *arguments):
+        if not any(is_traced(value) for value in _closed_over(function)):
+            return function
+        return eqx.filter_closure_convert(function, *arguments)
+
+    lower = opened(problem.lower, x, problem.y0)
+    parts = jax.tree.map(
+        lambda part: opened(part, x) if is_function(part) else part,
+        problem.constraints,
+        is_leaf=is_function,
+    )
+    return with_fields(problem, lower=lower, constraints=parts)
 
 
 def _closed_over(function):
@@ -91,7 +102,7 @@ def _primal_dual(inputs, solver, adjoint):
 @quick_jit
 def _solve(solver, problem, x):
     check_functions(problem, x)
-    return solver(problem, x)
+    return solver(problem.localised(x), x)
 
 
 @_primal_dual.def_jvp
@@ -125,8 +136,9 @@ def _primal_dual_jvp(primals, tangents):
         if lam_safe.size == 0:
             return top, lam_safe
         held = jnp.where(solution.active, lam_safe, 0)
-        top = top + problem.constraints.pull(held)
-        bottom = problem.constraints.push(flat) - problem.constraints.rhs(x)
+        here = problem.constraints.evaluated(x)
+        top = top + here.pull(held)
+        bottom = here.push(flat) - here.rhs(x)
         return top, jnp.where(solution.active, bottom, 0)
 
     _, (top, bottom) = eqx.filter_jvp(conditions, (safe_inputs,), (inputs_dot,))

@@ -10,6 +10,7 @@ ladder of steps the one counts at which the two, the first read off the change f
 step before, are least together. A kink within `2h` spoils long steps only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,8 @@ from .._constraints import Box
 from .._implicit.adjoint import Danskin
 from .._implicit.hypergradient import hypergradient
 from .._problem.checks import checked_point
-from .._problem.coordinates import coordinate_names
-from .._problem.followers import Followers
+from .._problem.coordinates import checked_names
+from .._problem.followers import Followers, check_drawn
 from .._problem.problem import AbstractLocalLower, Problem
 from .._status import has_value, status_name
 from .._tolerances import tolerances
@@ -38,7 +39,8 @@ _ROUNDINGS = 64
 _MOST = 20
 # What a slope may be off: so many estimated errors, and this share of the gradient.
 _SURE, _SHARE = 10.0, 1e-5
-_AGREES, _KINK, _DISAGREES, _UNKNOWN = "agrees", "kink", "disagrees", "not known"
+_AGREES, _KINK, _DISAGREES = "agrees", "kink", "disagrees"
+_UNSETTLED, _UNKNOWN = "unsettled", "not known"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Slope:
     """One direction: what the gradient says, and `F` to the left and to the right.
 
     `error` is what the differences may be off; NaN stands for a side on which `F` has
-    no value. `verdict` is one of agrees, kink, disagrees, not known.
+    no value. `verdict` is one of agrees, kink, disagrees, unsettled (differences of
+    several steps contradict each other), not known.
     """
 
     direction: str
@@ -61,8 +64,8 @@ class Slope:
 class Check:
     """What differences say of a gradient; printing gives the verdict and its reasons.
 
-    `agrees` is false where some direction disagrees, and where `F` is not the same when
-    it is evaluated twice; a kink is no disagreement.
+    `agrees` is false where some direction disagrees or does not settle, and where `F`
+    is not the same when it is evaluated twice; a kink is no disagreement.
     """
 
     slopes: tuple[Slope, ...]
@@ -74,7 +77,7 @@ class Check:
     @property
     def agrees(self) -> bool:
         """Whether nothing speaks against the gradient."""
-        wrong = any(s.verdict == _DISAGREES for s in self.slopes)
+        wrong = any(s.verdict in (_DISAGREES, _UNSETTLED) for s in self.slopes)
         known = any(s.verdict != _UNKNOWN for s in self.slopes)
         return known and self.repeats and not wrong
 
@@ -124,10 +127,16 @@ class Check:
                 f"{s.right:.6g} to the right (+- {s.error:.1g})."
             )
         lines += self.reasons
+        unsettled = [s.direction for s in self.slopes if s.verdict == _UNSETTLED]
+        if unsettled:
+            lines.append(
+                f"Differences of F along {_some(unsettled)} do not settle: F jumps at "
+                "x (a rounding, a comparison), or its values are noisy (a loop with a "
+                "tolerance, float32)."
+            )
         if unknown:
             lines.append(
-                f"Along {_some(unknown)} nothing is known: F has no value beside x, or "
-                "differences are too coarse."
+                f"Along {_some(unknown)} nothing is known: F has no value beside x."
             )
         return "\n".join(lines)
 
@@ -139,16 +148,23 @@ class Check:
 
 
 def check(
-    problem: Problem | Followers, x: PyTree, *, key: PRNGKeyArray | int = 0
+    problem: Problem | Followers,
+    x: PyTree,
+    *,
+    key: PRNGKeyArray | int = 0,
+    names: Sequence[str] | None = None,
 ) -> Check:
     """Compare the hypergradient at `x` with one-sided differences of `F`.
 
     Along each coordinate (20 drawn ones, where there are more) and one random
     direction. `print(bx.check(problem, x))` gives the verdict, and where it disagrees
-    the derivative that is wrong and what to look for.
+    the derivative that is wrong and what to look for. `names` are those of the
+    coordinates, where "x[2]" or "tolls[2]" will not do.
     """
     key = checked_key(key)
+    check_drawn(problem)
     x = checked_point(problem, x)
+    names = checked_names(x, names)
     e = hypergradient(problem, x, throw=False)
     status = status_name(e.status)
     if not has_value(e.status):
@@ -165,7 +181,7 @@ def check(
         found = hypergradient(problem, at, warm=e.lower, throw=False)
         return float(found.value) if has_value(found.status) else np.nan
 
-    names, numbers = coordinate_names(x), np.random.default_rng(_seed(key))
+    numbers = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     chosen = np.arange(flat.size)
     if flat.size > _MOST:
         chosen = np.sort(numbers.choice(flat.size, _MOST, replace=False))
@@ -198,8 +214,10 @@ def _slope(F, name, x, value, grad, move, noise, scale) -> Slope:
     sides = np.array([left, right])
     known = np.isfinite(sides)
     near = np.abs(sides - told) <= allowed
-    if not known.any() or allowed > 0.1 * max(scale, np.nanmax(np.abs(sides))):
+    if not known.any():
         verdict = _UNKNOWN
+    elif allowed > 0.1 * max(scale, np.nanmax(np.abs(sides))):
+        verdict = _UNSETTLED
     elif np.all(near[known]):
         verdict = _AGREES
     elif known.all() and abs(left - right) > allowed and _between(told, sides, allowed):
@@ -305,10 +323,6 @@ def _derivative_is_wrong(function, both, argument: int, numbers) -> bool:
     allowed = abs(slopes[0] - slopes[1]) + 1e-3 * max(abs(told), abs(slopes[1]))
     noise = 64 * tolerances(dtype).eps * abs(value(0.0)) / (1e-4 * size)
     return bool(np.isfinite(gap) and gap > allowed + noise)
-
-
-def _seed(key) -> np.ndarray:
-    return np.asarray(jax.random.key_data(key))
 
 
 def _some(names) -> str:

@@ -95,7 +95,7 @@ _RANK = {False: 0, None: 1, True: 2}
 
 
 def _findings(problem: Problem, x, e: Evaluation) -> tuple[Finding, ...]:
-    constraints = problem.constraints
+    constraints = problem.constraints.at(x)
     n = ravel_pytree(problem.y0)[0].size
     A = np.asarray(constraints.matrix(n, jnp.result_type(float)))
     rhs = np.asarray(constraints.rhs(x), float)
@@ -108,7 +108,25 @@ def _findings(problem: Problem, x, e: Evaluation) -> tuple[Finding, ...]:
         _independence(A, e),
         _complementarity(e),
         _compactness(A, rhs, k),
+        *_beyond_the_paper(problem),
     )
+
+
+def _beyond_the_paper(problem: Problem) -> list[Finding]:
+    """What the theory of the paper is not about, and what holds all the same."""
+    still = (
+        "F is differentiable where LICQ, strict complementarity and strong convexity "
+        "hold (the implicit function theorem); the convergence theorem of the paper "
+        "does not cover it"
+    )
+    found = []
+    if problem.constraints.moving is not None:
+        text = f"parts of the constraints are functions of `x`: {still}"
+        found.append(Finding("linear coupling", "Thm:Main", None, np.nan, text))
+    if problem.prices:
+        text = f"`upper` takes prices: {still}"
+        found.append(Finding("upper of x and y", "Thm:Main", None, np.nan, text))
+    return found
 
 
 def _defined(e: Evaluation) -> Finding:

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from .._constraints import Box
 from .._implicit.hypergradient import hypergradient
 from .._problem.checks import checked_point
-from .._problem.followers import Followers
+from .._problem.followers import Followers, check_drawn
 from .._problem.problem import Problem
 from .._status import BilevelError, has_value, status_name
 
@@ -84,12 +84,7 @@ def scipy_objective(
     of a polyhedral domain are not passed on: give them to SciPy yourself. Most of its
     methods take `F` to be smooth and stop at the first kink; `bx.solve` goes on.
     """
-    if not isinstance(problem, Problem | Followers):
-        raise ValueError(
-            "`problem` must be a Problem or Followers; got "
-            f"{type(problem).__name__}. SciPy's optimisers take no samples: call "
-            "`.draw(key)` on a StochasticProblem first."
-        )
+    check_drawn(problem)
     if x0 is None:
         if not isinstance(problem.domain, Box):
             raise ValueError(

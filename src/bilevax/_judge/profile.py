@@ -1,5 +1,6 @@
 """`F` along a line or over two coordinates, with multipliers and active rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from .._arguments import check_count, check_number
 from .._constraints import Box
 from .._implicit.hypergradient import hypergradient
 from .._problem.checks import check_like, checked_point
-from .._problem.coordinates import coordinate_index, coordinate_names
-from .._problem.followers import Followers
+from .._problem.coordinates import checked_names, coordinate_index
+from .._problem.followers import Followers, check_drawn
 from .._problem.problem import Problem
 from .._status import has_value, status_name
 
@@ -83,9 +84,18 @@ class Profile:
             lines.append(f"no value at {missing} points ({', '.join(kinds)})")
         return "\n".join(lines)
 
-    def plot(self, to: Any = None) -> Any:
-        """Draw it, into axes of matplotlib or a file; returns the figure."""
-        return _drawn(self, to)
+    def plot(self, to: Any = None, rows: Sequence[str] | None = None) -> Any:
+        """Draw it, into axes of matplotlib or a file; returns the figure.
+
+        `rows` are names of the lower-level rows, of which "row 3" is one.
+        """
+        count = self.active.shape[-1]
+        rows = [f"row {i}" for i in range(count)] if rows is None else list(rows)
+        if len(rows) != count:
+            raise ValueError(
+                f"`rows` must have one name for each of {count} rows; got {len(rows)}."
+            )
+        return _drawn(self, to, rows)
 
 
 def profile(
@@ -95,6 +105,7 @@ def profile(
     *,
     span: tuple[float, float] | None = None,
     points: int | None = None,
+    names: Sequence[str] | None = None,
 ) -> Profile:
     """Evaluate `F` around `x`: the picture to look at when a result surprises.
 
@@ -104,8 +115,11 @@ def profile(
       (by default -1 to 1). Without it, the bounds of the domain; where there are none,
       as far to both sides as the coordinate is large, at least 1. Of a pair: two spans.
     - `points`: how many, on each side of a grid.
+    - `names`: of the coordinates, where "x[1]" will not do.
     """
+    check_drawn(problem)
     x = checked_point(problem, x)
+    names = checked_names(x, names)
     flat, unravel = ravel_pytree(x)
     flat = np.asarray(flat)
     pair = isinstance(along, tuple) and len(along) == 2
@@ -116,10 +130,10 @@ def profile(
     if len(spans) != (2 if pair else 1):
         raise ValueError(f"`span` of two coordinates is a pair of spans; got {span!r}.")
     axes = [
-        _axis(problem.domain, x, flat, one, part, points)
+        _axis(problem.domain, x, flat, names, one, part, points)
         for one, part in zip(along if pair else (along,), spans, strict=True)
     ]
-    names, ranges, moves, centres = zip(*axes, strict=True)
+    shown, ranges, moves, centres = zip(*axes, strict=True)
     shape = tuple(len(t) for t in ranges)
     values, statuses = np.full(shape, np.nan), np.full(shape, "", dtype=object)
     multipliers, active, warm = [], [], None
@@ -137,7 +151,7 @@ def profile(
         multipliers.append(held if fine else np.full(held.shape, np.nan))
         active.append(np.ravel(e.lower.active) & fine)
     return Profile(
-        names=names,
+        names=shown,
         at=ranges,
         values=values,
         statuses=statuses.astype(str),
@@ -147,7 +161,7 @@ def profile(
     )
 
 
-def _axis(domain, x, flat, along, span, points):
+def _axis(domain, x, flat, names, along, span, points):
     """Name, values, the move of one unit, and the value at `x`."""
     if not isinstance(along, str | int | np.integer):
         check_like(along, x, "along", "x")
@@ -156,13 +170,12 @@ def _axis(domain, x, flat, along, span, points):
             raise ValueError("`along` must be a direction: finite, and not zero.")
         low, high = _checked_span((-1.0, 1.0) if span is None else span)
         return "step", np.linspace(low, high, points), move, 0.0
-    k = coordinate_index(x, along, "along")
+    k = coordinate_index(names, along, "along")
     if span is None:
         span = _usual_span(domain, flat, k)
     low, high = _checked_span(span)
-    name = coordinate_names(x)[k]
     move = np.eye(1, flat.size, k)[0].astype(flat.dtype)
-    return name, np.linspace(low, high, points), move, float(flat[k])
+    return names[k], np.linspace(low, high, points), move, float(flat[k])
 
 
 def _usual_span(domain, flat, k: int) -> tuple[float, float]:
@@ -186,7 +199,7 @@ def _checked_span(span) -> tuple[float, float]:
     return low, high
 
 
-def _drawn(found: Profile, to: Any) -> Any:
+def _drawn(found: Profile, to: Any, rows: list[str]) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -204,7 +217,7 @@ def _drawn(found: Profile, to: Any) -> Any:
         grid = figure.subplots(2 if shows_rows else 1, 1, sharex=True, squeeze=False)
         axes = grid[0, 0]
         if shows_rows:
-            _draw_rows(found, grid[1, 0])
+            _draw_rows(found, grid[1, 0], rows)
             grid[1, 0].set_xlabel(found.names[0])
     else:
         figure = axes.figure
@@ -240,7 +253,7 @@ def _draw_line(found: Profile, axes) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_rows(found: Profile, axes) -> None:
+def _draw_rows(found: Profile, axes, rows: list[str]) -> None:
     """The largest multipliers of rows that are active somewhere."""
     used = np.flatnonzero(found.active.any(axis=0))
     size = np.nanmax(np.abs(found.multipliers[:, used]), axis=0)
@@ -248,7 +261,7 @@ def _draw_rows(found: Profile, axes) -> None:
     for colour, row in zip(_COLOURS, sorted(shown.tolist()), strict=False):
         axes.plot(
             found.at[0], found.multipliers[:, row], color=colour, linewidth=1.3,
-            label=f"row {row}",
+            label=rows[row],
         )  # fmt: skip
     axes.set_ylabel("multipliers")
     axes.legend(

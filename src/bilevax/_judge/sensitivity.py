@@ -21,7 +21,7 @@ from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import hypergradient
 from .._implicit.solution_map import solution_map
 from .._problem.checks import checked_point
-from .._problem.followers import Followers
+from .._problem.followers import Followers, check_drawn
 from .._problem.problem import Problem
 from .._programs.modules import with_fields
 from .._status import BilevelError, has_value, status_name
@@ -79,11 +79,7 @@ def sensitivity(problem: Problem | Followers, x: PyTree) -> Sensitivity:
     the problem: of the constraints, bound by `jax.tree_util.Partial`, or fields of an
     `equinox.Module`; numbers a lambda found around it are none.
     """
-    if not isinstance(problem, Problem | Followers):
-        raise ValueError(
-            "`problem` must be a Problem or Followers; got "
-            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
-        )
+    check_drawn(problem)
     x = checked_point(problem, x)
     e = hypergradient(problem, x, throw=False)
     if not has_value(e.status):

@@ -38,6 +38,8 @@ def has_sparse_rows(problem: Problem) -> bool:
     constraints = problem.constraints
     if not isinstance(constraints, Polyhedron | Intersection) or not is_plain(problem):
         return False
+    if constraints.turns:
+        return False
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
     if size + constraints.num_rows < _MANY:
         return False

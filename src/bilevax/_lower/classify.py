@@ -11,7 +11,6 @@ non-empty lower level.
 
 from typing import NamedTuple
 
-import jax
 from jaxtyping import Array, Bool, Float
 
 from .._programs.arrays import eigh, xp
@@ -144,8 +143,12 @@ def _degenerate(
     )
     active = strong | (rows.equality & rows.usable) | holds
     shared = xp.asarray(True)
-    size = sum(leaf.size for leaf in jax.tree.leaves(x))
-    coupling = constraints.coupling_matrix(size, rows.A.dtype)
+    coupling = None
+    if constraints.turns:
+        # Rows that turn share no dependence.
+        shared = ~dependent
+    else:
+        coupling = constraints.coupling_matrix(x, rows.A.dtype)
     if coupling is not None:
         coupling = coupling / rows.norm[:, None]
         kernel, _, least = _row_spaces(rows.A, active)

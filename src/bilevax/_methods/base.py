@@ -181,6 +181,13 @@ def refused(method: AbstractMethod, problem: AbstractProblem) -> str | None:
             "run where `upper` takes prices; methods that take gradients of F, such as "
             "DSBLO, can."
         )
+    constraints = getattr(view, "constraints", None)
+    if not method.takes_followers and getattr(constraints, "moving", None) is not None:
+        return (
+            f"{type(method).__name__} needs rows that are linear in `x` and cannot run "
+            "where parts of the constraints are functions of it; methods that take "
+            "gradients of F, such as DSBLO, can."
+        )
     return method.refusal(problem)
 
 

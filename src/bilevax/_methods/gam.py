@@ -251,7 +251,7 @@ def neighbours(
     )(y)
     turn = columns[:, None] * jax.jacfwd(g_y)(flat_x)
     A = columns * constraints.matrix(y.size, y.dtype) / norm[:, None]
-    B = constraints.coupling_matrix(flat_x.size, y.dtype)
+    B = constraints.coupling_matrix(x, y.dtype)
     B = jnp.zeros((norm.size, flat_x.size), y.dtype) if B is None else B / norm[:, None]
 
     inequality = jnp.arange(norm.size) < constraints.num_inequalities

@@ -303,7 +303,7 @@ def _measured(problem: Problem, x, y, scales: Scales, first_step, c0) -> Constan
         rows_norm = jnp.sqrt(largest_curvature(lambda d: A.T @ (A @ d), y))
         # How much the value function bends with `x`: a part from `y` moving freely and
         # one of the other sign from the rows, by the inner saddle system.
-        B = problem.constraints.coupling_matrix(flat_x.size, y.dtype)
+        B = problem.constraints.coupling_matrix(x, y.dtype)
         B = 0 if B is None else jnp.where(rows.usable[:, None], B / norm[:, None], 0)
         H = jax.jacfwd(lambda y: g_y(x, y))(y) + inverse_g1 * jnp.eye(y.size)
         turn = jax.jacfwd(lambda z: g_y(unravel_x(z), y))(flat_x)
@@ -362,7 +362,7 @@ def _project(problem: Problem, x, y, constants: Constants, warm):
     if problem.constraints.num_rows == 0 and problem.domain is None:
         return x, y, None, Status.successful
     flat, unravel = ravel_pytree(x)
-    A, b, A_eq, b_eq = joint_rows(problem, flat.size, y.dtype, True)
+    A, b, A_eq, b_eq = joint_rows(problem, x, y.dtype, True)
     target = jnp.concatenate([flat.astype(y.dtype), y])
     # Relative to each other; the larger weight is one.
     weights = jnp.concatenate(

@@ -240,6 +240,11 @@ def checked_call(problem, x, solver, warm, name: str):
             f"`{name}` moves `y` apart from its multipliers, and `upper` takes prices "
             "here: use `hypergradient`."
         )
+    if problem.constraints.moving is not None:
+        raise ValueError(
+            f"`{name}` needs rows that are linear in `x`, and parts of the constraints "
+            "are functions of it here: use `hypergradient`."
+        )
     x = checked_point(problem, x)
     solver = checked_solver(problem, solver, False)
     check_warm(problem, warm)

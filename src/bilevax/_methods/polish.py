@@ -347,7 +347,7 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
         e = solve(aim.tree, warm)
         if status_code(e.status) != status_code(Status.infeasible):
             return _inside(domain, aim, e.value, e.grad, e.lower)
-        near = on_host(_nearest(problem, aim.x))
+        near = on_host(_nearest(problem, aim.x, unravel))
         e = solve(unravel(near.x), e.lower)
         grad = on_host(_pull_back(near, ravel(e.grad)))
         return _placed(domain, aim.x, near.x, e.value, grad, e.lower)
@@ -356,7 +356,7 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
     x = aim.x
 
     def find_nearest() -> Nearest:
-        return nearest(problem, x, coupled=True)
+        return nearest(problem, x, coupled=True, unravel=unravel)
 
     def attempt(carry):
         lower, outside, *_ = carry
@@ -387,8 +387,8 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
 
 
 @once_jit
-def _nearest(problem: Problem, x) -> Nearest:
-    return nearest(problem, x, coupled=True)
+def _nearest(problem: Problem, x, unravel: Unravel) -> Nearest:
+    return nearest(problem, x, coupled=True, unravel=unravel)
 
 
 @once_jit

@@ -100,8 +100,8 @@ def checked_start(constraints, y0):
     if y0 is None:
         if like is None:
             raise ValueError(
-                "`y0` is needed: the constraints have no rows, so the shape of `y` is "
-                "unknown."
+                "`y0` is needed: the constraints have no rows, or functions of `x` in "
+                "the place of arrays, so the shape of `y` is unknown."
             )
         return like
     y0 = tree_as_float(y0, "y0")
@@ -129,6 +129,13 @@ def checked_domain(domain):
     if not isinstance(domain, Box | Polyhedron):
         raise ValueError(
             f"`domain` must be a Box or a Polyhedron; got {type(domain).__name__}."
+        )
+    if domain.has_functions or any(
+        isinstance(getattr(domain, name, None), dict) for name in ("A", "A_eq")
+    ):
+        raise ValueError(
+            "`domain` is a set of `x`, given by numbers: it takes no functions of `x`, "
+            "and columns of one matrix rather than by name."
         )
     if isinstance(domain, Polyhedron):
         if domain.B is not None or domain.B_eq is not None:

@@ -4,6 +4,7 @@ In the order of `ravel_pytree`, which sorts the names of dictionaries; nobody sh
 have to know it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,9 +24,22 @@ def coordinate_names(tree: Any, name: str = "x") -> list[str]:
     return names
 
 
-def coordinate_index(tree: Any, wanted: Any, what: str) -> int:
-    """Which number of the flat tree a name, or a number itself, stands for."""
-    names = coordinate_names(tree)
+def checked_names(tree: Any, names: Sequence[str] | None) -> list[str]:
+    """`names`, one for each number in `tree`; without any, what these are called."""
+    if names is None:
+        return coordinate_names(tree)
+    count = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(tree))
+    texts = not isinstance(names, str) and all(isinstance(n, str) for n in names)
+    if not texts or len(names) != count or len(set(names)) != count:
+        raise ValueError(
+            f"`names` must be {count} different texts, one for each number in x; got "
+            f"{names!r}."
+        )
+    return list(names)
+
+
+def coordinate_index(names: Sequence[str], wanted: Any, what: str) -> int:
+    """Which coordinate a name, or a number itself, stands for."""
     if isinstance(wanted, int | np.integer) and not isinstance(wanted, bool):
         if -len(names) <= wanted < len(names):
             return int(wanted) % len(names)

@@ -309,3 +309,12 @@ def _same(a, b) -> bool:
         return False
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(np.array_equal(u, v) for u, v in pairs)
+
+
+def check_drawn(problem: Any) -> None:
+    """Raise a `ValueError` unless `F` has a value that needs no sample."""
+    if not isinstance(problem, Problem | Followers):
+        raise ValueError(
+            "`problem` must be a Problem or Followers; got "
+            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
+        )

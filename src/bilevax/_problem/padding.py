@@ -28,6 +28,11 @@ def padded(instance: Callable, data: Sequence[PyTree]) -> tuple[Callable, PyTree
                 f"{type(problem).__name__}."
             )
     _check_prices(problems)
+    if any(_is_no_array(problem.constraints) for problem in problems):
+        raise ValueError(
+            "Followers of different sizes need constraints given by numbers; a part is "
+            "a function of `x`, or a dictionary of columns by name. Pass arrays."
+        )
     y0, own = _filled([problem.y0 for problem in problems], "y0 of follower {}")
     kinds = {type(problem.constraints) for problem in problems}
     if len(kinds) != 1 or not kinds <= {Box, Polyhedron}:
@@ -41,6 +46,11 @@ def padded(instance: Callable, data: Sequence[PyTree]) -> tuple[Callable, PyTree
         sets = _polyhedra([problem.constraints for problem in problems], own)
     parts = dict(data=_filled(data, "data[{}]")[0], y0=y0, own=own, sets=sets)
     return _Padded(instance), parts
+
+
+def _is_no_array(constraints) -> bool:
+    parts = (getattr(constraints, name, None) for name in ("B", "B_eq"))
+    return constraints.has_functions or any(isinstance(part, dict) for part in parts)
 
 
 def _check_prices(problems) -> None:

@@ -143,8 +143,9 @@ class Problem(AbstractProblem):
                 "`constraints` must be a Polyhedron, a Box, a Simplex or an "
                 f"Intersection of these; got {type(constraints).__name__}."
             )
-        self.upper, self.lower, self.constraints = upper, lower, constraints
+        self.upper, self.lower = upper, lower
         self.y0 = checked_start(constraints, y0)
+        self.constraints = constraints.fitted(self.y0)
         self.domain = checked_domain(domain)
         self.upper_constraints = checked_function(
             upper_constraints, "upper_constraints", "c(x, y) <= 0"
@@ -176,11 +177,18 @@ class Problem(AbstractProblem):
         self.constraints.check_x(x)
 
     def localised(self, x: PyTree[Array]) -> "Problem":
+        """The same problem at `x`: its local model, and its set as one of numbers."""
+        here = self.with_local_lower(x)
+        if not self.constraints.has_functions:
+            return here
+        return with_fields(here, constraints=self.constraints.at(x))
+
+    def with_local_lower(self, x: PyTree[Array]) -> "Problem":
         """The same problem with a lower level that was built around `x`."""
         if not isinstance(self.lower, AbstractLocalLower):
             return self
         lower = self.lower.at(jax.lax.stop_gradient(x))
-        return eqx.tree_at(lambda p: p.lower, self, lower)
+        return with_fields(self, lower=lower)
 
     def perturbed(self, q: PyTree[Array]) -> "Problem":
         """The same problem with `<q, y>` added to the lower objective."""

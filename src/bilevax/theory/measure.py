@@ -51,6 +51,11 @@ def measure(
             "The theory is about leaders who see `y` alone, and `upper` takes prices "
             "here: its constants are not defined."
         )
+    if problem.constraints.moving is not None:
+        raise ValueError(
+            "The theory is about rows that are linear in `x`, and parts of the "
+            "constraints are functions of it here: write them with `B` and `b`."
+        )
     low, high, like = _checked_region(problem, region_x, region_y)
     check_non_negative("sigma_f", sigma_f)
     if num_samples < 1:

@@ -61,7 +61,7 @@ def row_constants(constraints: AbstractConstraints, x, y_size: int) -> RowConsta
     if isinstance(constraints, Simplex):
         return _simplex_constants(constraints.shape[-1])
     A = np.asarray(constraints.matrix(y_size, dtype), dtype)[finite]
-    B = constraints.coupling_matrix(ravel_pytree(x)[0].size, dtype)
+    B = constraints.coupling_matrix(_zeros(x), dtype)
     B = np.zeros((len(b), 1)) if B is None else np.asarray(B, dtype)
     B, b = B[finite], b[finite]
     equality = (np.arange(len(finite)) >= constraints.num_inequalities)[finite]

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from ..._programs.arrays import sp
@@ -93,9 +92,9 @@ def _pinned(fixed: Directions, rhs, scale, usable, size: int):
 def _directions(constraints, size: int) -> Directions:
     """Found once for the same arrays, which are kept, so that nothing takes their place
     in memory; JAX's, and views of these, never change."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(constraints)]
+    leaves = [np.asarray(leaf) for leaf in constraints.row_arrays()]
     places = ((leaf.ctypes.data, leaf.shape, leaf.dtype) for leaf in leaves)
-    key = (jax.tree.structure(constraints), size, *places)
+    key = (type(constraints), constraints.layout, size, *places)
     if key not in _known:
         _known[key] = leaves, _found(constraints, size)
         if len(_known) > _MOST:

@@ -271,11 +271,13 @@ class _Solve:
     def coupled(self, random):
         """`B` times a random vector, in unit rows; None where rows stay."""
         constraints, rows = self.problem.constraints, self.rows
-        size = sum(leaf.size for leaf in jax.tree.leaves(self.x))
-        v = random.normal(size=size)
         if not len(rows.rhs):
             return None
-        moved = np.asarray(constraints.rhs(0 * v) - constraints.rhs(v), float)
+        if constraints.turns:
+            # Rows that turn share no dependence.
+            return random.normal(size=len(rows.rhs))
+        v = jax.tree.map(lambda leaf: random.normal(size=np.shape(leaf)), self.x)
+        moved = np.asarray(constraints.motion_along(self.x, v), float)
         moved = np.where(rows.usable, moved / rows.fixed.norm, 0)
         return moved if np.any(moved) else None
 
