@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.5
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench docs clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/first_steps.py
@@ -27,6 +27,13 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# All code on all pages is executed, warnings are errors; then a browser reads the site.
+docs: $(VENV)/docs.stamp
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/sphinx-build -W --keep-going -q \
+		-c docs/site . build/site
+	$(BIN)/python -m pytest -n 0 tests/site
+	@echo "The site is build/site/index.html"
+
 bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.lower_level
 
@@ -40,6 +47,10 @@ $(VENV)/demo.stamp: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+$(VENV)/docs.stamp: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	touch $@
 
 $(VENV)/bench.stamp: $(VENV)/bin/python pyproject.toml

@@ -1,11 +1,14 @@
 """Adversarial training on CIFAR: every method under the same schedule.
 
     python -m benchmarks.adversarial --data cifar10.npz --plan final --out ROWS.jsonl
+    python -m benchmarks.adversarial --paper benchmarks/adversarial_paper.md
 
 One row of JSON per finished run: its settings, clean accuracy, accuracy under PGD-50
 with restarts and under the ensemble, for the last weights and their average, seconds
 per epoch. A row that is there already is not made again, so a killed run goes on with
-the next one; processes that share a folder of `--claims` share the work. Plans named
+the next one, and with `--checkpoints FOLDER` in the middle of that run; processes that
+share a folder of `--claims` share the work. `--estimate` prints the runs of a plan with
+about how many seconds each takes. Plans named
 `tune` train on 45 000 images and score the other 5 000 of the training set; all others
 train on 50 000 and score the test set once.
 """
@@ -25,8 +28,14 @@ from bilevax.adversarial.data.images import Images, load_images, split
 from bilevax.adversarial.training.settings import Settings
 from bilevax.adversarial.training.training import score, train
 
-from .adversarial_plans import PLANS, TUNED, held_out_by, plan, scoring
+from .adversarial_paper import committed_rows, page
+from .adversarial_plans import PLANS, TUNED, estimate, held_out_by, plan, scoring
 from .adversarial_tables import brief, spread, table
+
+
+def short(identity: str) -> str:
+    """A name for files."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def claimed(folder: Path | None, identity: str) -> bool:
@@ -35,9 +44,7 @@ def claimed(folder: Path | None, identity: str) -> bool:
         return False
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        (folder / hashlib.sha256(identity.encode()).hexdigest()[:16]).touch(
-            exist_ok=False
-        )
+        (folder / short(identity)).touch(exist_ok=False)
     except FileExistsError:
         return True
     return False
@@ -54,11 +61,17 @@ def identity_of(row: dict) -> str:
     return identity(Settings(**row["settings"]), row["held_out"], dataset)
 
 
-def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
-    """One row of the plan `name`."""
+def run(
+    settings: Settings,
+    images: Images,
+    name: str,
+    sharing: int,
+    folder: Path | None = None,
+) -> dict:
+    """One row of the plan `name`; with a `folder` an interrupted run goes on in it."""
     held_out = held_out_by(name)
     began = time.perf_counter()
-    trained = train(images, settings)
+    trained = train(images, settings, folder=folder)
     training = time.perf_counter() - began
     models = dict(raw=trained.model, average=trained.average, best=trained.best)
     how = scoring(name)
@@ -89,6 +102,11 @@ def run(settings: Settings, images: Images, name: str, sharing: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", type=Path, help="print these rows, run nothing")
+    parser.add_argument(
+        "--paper",
+        type=Path,
+        help="write the table of the paper to this file, run nothing",
+    )
     parser.add_argument("--dataset", default="cifar10", choices=CIFARS)
     parser.add_argument("--data", help="an npz file, or a folder")
     parser.add_argument("--plan", nargs="+", default=[], choices=PLANS)
@@ -98,6 +116,12 @@ def main():
     )
     parser.add_argument("--out", type=Path, default=Path("results/adversarial.jsonl"))
     parser.add_argument("--claims", type=Path, help="folder of processes that share")
+    parser.add_argument(
+        "--checkpoints", type=Path, help="folder in which interrupted runs go on"
+    )
+    parser.add_argument(
+        "--estimate", action="store_true", help="print the runs of the plans, run none"
+    )
     parser.add_argument("--minutes", type=float, default=1e9, help="then start no more")
     parser.add_argument("--epochs", type=int, help="instead of those of the plan")
     options = parser.parse_args()
@@ -105,6 +129,12 @@ def main():
         lines = options.table.read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         print(table(rows), spread(rows), sep="\n\n")
+        return
+    if options.paper is not None:
+        options.paper.write_text(page(committed_rows()))
+        return
+    if options.estimate:
+        print("\n\n".join(map(estimate, options.plan)))
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -123,7 +153,8 @@ def main():
             this = identity(settings, held_out, options.dataset)
             if late or this in done or claimed(options.claims, this):
                 continue
-            row = run(settings, images, name, options.sharing)
+            place = options.checkpoints and options.checkpoints / short(this)
+            row = run(settings, images, name, options.sharing, place)
             with options.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{time.perf_counter() - began:6.0f} s  {brief(row)}", flush=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bilevax.adversarial.training.settings import Settings
+from bilevax.adversarial.training.settings import BILEVEL, Settings
 
 BASE = Settings(dtype="bfloat16", epochs=20)
 HELD_OUT = 5000
@@ -16,7 +16,7 @@ TUNED = {
     "at": dict(rate=0.2),
     "trades": dict(rate=0.2),
 }
-# At 16/255 a plain step is too weak: all take sign steps of 4/255, see adversarial.md.
+# At 16/255 a plain step is too weak: sign steps of 4/255 before it (adversarial.md).
 LARGE = dict(epsilon=16 / 255, sign_step=4 / 255)
 # The variances of the paper's table.
 VARIANCES = {"ssigd": (2e-5, 8e-5, 6e-5), "ds-blo": (5e-5, 1e-4, 1e-5)}
@@ -26,16 +26,20 @@ HARDER = dict(attack_steps=3, sign_step=3 / 255, average=0.999)
 
 
 def gentle(radius: float) -> dict:
-    """Sign steps that reach all of the box from any start, and a plain step after them
-    that stays near: a long one is one more single-step attack, of up to two radii, and
-    the network learns to mislead it (adversarial.md)."""
+    """The default attack of bilevel methods, by numbers: rows outlive defaults."""
     return dict(
         epsilon=radius, attack_steps=4, sign_step=radius / 2, attack_step=12.5 * radius
     )
 
 
 def change(**changes) -> Settings:
-    return dataclasses.replace(BASE, **changes)
+    """Settings of the earlier plans, whose bilevel methods end with a long plain step:
+    5000/255, or 2000/255 above 8/255."""
+    settings = dataclasses.replace(BASE, **changes)
+    if settings.method not in BILEVEL or settings.attack_step is not None:
+        return settings
+    length = (5000 if settings.epsilon <= 8 / 255 + 1e-9 else 2000) / 255
+    return dataclasses.replace(settings, attack_step=length)
 
 
 def tuned(method: str, **changes) -> Settings:
@@ -124,10 +128,11 @@ def resnet() -> list[Settings]:
     return [tuned(method, model="resnet18") for method in ("at", "ds-blo")]
 
 
-def paper(radius: float = 8 / 255) -> list[Settings]:
-    """The nine columns of the paper on its network, the slowest first."""
+def paper(radius: float = 8 / 255, attack: dict | None = None) -> list[Settings]:
+    """The nine columns of the paper on its network, the slowest first, then two more
+    seeds of AT and DS-BLO; bilevel methods with the default attack or another."""
     plain = dict(model="resnet18", epsilon=radius)
-    bilevel = plain | gentle(radius)
+    bilevel = plain | (gentle(radius) if attack is None else attack)
     tilted = [
         tuned(method, variance=variance, **bilevel)
         for pair in zip(*VARIANCES.values(), strict=True)
@@ -146,6 +151,77 @@ def paper(radius: float = 8 / 255) -> list[Settings]:
 def paper_16() -> list[Settings]:
     """The same at 16/255."""
     return paper(16 / 255)
+
+
+def paper_plain() -> list[Settings]:
+    """The table at 8/255 with plain steps, as the first rows of CIFAR-100 had it."""
+    return paper(attack=dict(attack_steps=1, attack_step=5000 / 255))
+
+
+def equal(radius: float) -> list[Settings]:
+    """DS-BLO, three seeds, for as many seconds as the 20 epochs of AT in `paper`."""
+    wanted = seconds_of_training(tuned("at", model="resnet18", epsilon=radius))
+    how = dict(model="resnet18", **gentle(radius))
+    one = seconds_of_training(tuned("ds-blo", epochs=1, **how))
+    epochs = int(wanted / one)
+    return [tuned("ds-blo", epochs=epochs, seed=seed, **how) for seed in range(3)]
+
+
+def equal_8() -> list[Settings]:
+    """Equal seconds at 8/255."""
+    return equal(8 / 255)
+
+
+def equal_16() -> list[Settings]:
+    """Equal seconds at 16/255."""
+    return equal(16 / 255)
+
+
+def lasting(radius: float, epochs: int = 100) -> list[Settings]:
+    """DS-BLO with the default attack for 100 epochs, then AT for as many seconds; three
+    seeds, the first of both at the front."""
+    slow = dict(epsilon=radius, average=0.999, validation=1000)
+    bilevel = slow | gentle(radius)
+    whole = seconds_of_training(tuned("ds-blo", epochs=epochs, **bilevel))
+    once = seconds_of_training(tuned("at", epochs=1, **slow))
+    return [
+        settings
+        for seed in range(3)
+        for settings in (
+            tuned("ds-blo", epochs=epochs, seed=seed, **bilevel),
+            tuned("at", epochs=int(whole / once), seed=seed, **slow),
+        )
+    ]
+
+
+def lasting_8() -> list[Settings]:
+    """Long runs at 8/255."""
+    return lasting(8 / 255)
+
+
+def lasting_16() -> list[Settings]:
+    """Long runs at 16/255."""
+    return lasting(16 / 255)
+
+
+def collapse_16() -> list[Settings]:
+    """The schedule of `lasting-16` with other attacks: that of the last step alone, and
+    the earlier setting."""
+    how = gentle(16 / 255) | dict(epochs=100, average=0.999, validation=1000)
+    long = dict(attack_step=2000 / 255)
+    return [
+        tuned("ds-blo", **(how | long)),
+        tuned("ds-blo", **(how | long | dict(sign_step=4 / 255))),
+    ]
+
+
+def tune_every() -> list[Settings]:
+    """What an implicit term at one step in N costs; on held-out images."""
+    return [
+        tuned("ds-blo", model="resnet18", implicit_every=every, **gentle(radius))
+        for radius in (8 / 255, 16 / 255)
+        for every in (1, 2, 4)
+    ]
 
 
 def equal_seconds() -> list[Settings]:
@@ -172,17 +248,6 @@ def long_16() -> list[Settings]:
     ]
 
 
-def hard_16() -> list[Settings]:
-    """Whether DS-BLO lasts at 16/255 if sign steps reach all of the box, and whether
-    the cross term or the random point is what ends it with four."""
-    slow = dict(average=0.999, validation=1000, **LARGE)
-    return [
-        tuned("ds-blo", attack_steps=8, epochs=56, **slow),
-        tuned("ds-blo", attack_steps=4, epochs=80, implicit_weight=1000.0, **slow),
-        tuned("bilevel-sgd", attack_steps=4, epochs=80, **slow),
-    ]
-
-
 PLANS = {
     "tune": tune,
     "tune-weight": tune_weight,
@@ -199,7 +264,13 @@ PLANS = {
     "equal-seconds": equal_seconds,
     "long": long,
     "long-16": long_16,
-    "hard-16": hard_16,
+    "paper-plain": paper_plain,
+    "equal-8": equal_8,
+    "equal-16": equal_16,
+    "lasting-8": lasting_8,
+    "lasting-16": lasting_16,
+    "collapse-16": collapse_16,
+    "tune-every": tune_every,
 }
 
 
@@ -216,10 +287,50 @@ def scoring(name: str) -> dict[str, dict]:
     if held_out_by(name):
         quick = dict(restarts=1, ensemble=False)
         return dict(raw=quick, average=quick, best=quick)
-    if name.startswith("paper"):
+    if name.startswith(("paper", "equal-8", "equal-16")):
         return dict(raw=dict(restarts=1, ensemble=False), average=dict(ensemble=True))
     return dict(
         raw=dict(ensemble=name in ("final", "final-16", "long")),
         average=dict(ensemble=name != "sweep"),
         best=dict(ensemble=True),
     )
+
+
+# Milliseconds of passes at batch 256 on one H200, measured by `adversarial_speed`:
+# gradient in the image, gradient in weights and image, mixed derivative, all the rest.
+_IMAGE, _BOTH, _MIXED, _REST = 2.67, 3.61, 7.20, 1.0
+# Seconds to compile a run, and to score averaged weights with and without the ensemble.
+_COMPILING, _PGD, _ENSEMBLE = 30, 20, 40
+
+
+def seconds_of_training(settings: Settings, images: int = 50_000) -> float:
+    """What a run takes alone on that device, by its passes; for planning."""
+    steps, bilevel = settings.attack.steps, settings.method in BILEVEL
+    mixed = _MIXED / settings.implicit_every if bilevel else 0
+    one = (steps + bilevel) * _IMAGE + _BOTH + mixed + _REST
+    return settings.epochs * (images // settings.batch_size) * one / 1000
+
+
+def seconds_of(name: str, settings: Settings) -> float:
+    """The same with compilation and scores."""
+    scores = sum(
+        _PGD * how.get("restarts", 10) / 10 + _ENSEMBLE * how.get("ensemble", True)
+        for which, how in scoring(name).items()
+        if which != "best" or settings.validation
+    )
+    return seconds_of_training(settings) + _COMPILING + scores
+
+
+def estimate(name: str) -> str:
+    """The runs of a plan and about how many seconds each takes alone on an H200."""
+    lines = ["| run | method | model | eps | variance | epochs | seed | seconds |"]
+    lines.append("|---:|---|---|---|---|---:|---:|---:|")
+    total = 0.0
+    for number, s in enumerate(plan(name), 1):
+        seconds = seconds_of(name, s)
+        total += seconds
+        tilt = f"{s.variance:.0e}" if s.method in ("ds-blo", "ssigd") else "–"
+        radius = f"{round(255 * s.epsilon)}/255"
+        cells = (number, s.method, s.model, radius, tilt, s.epochs, s.seed)
+        lines.append("| " + " | ".join(map(str, cells)) + f" | {seconds:.0f} |")
+    return "\n".join([*lines, "", f"{name}: about {total / 60:.0f} minutes."])

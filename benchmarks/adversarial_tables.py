@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from bilevax.adversarial.training.settings import BILEVEL
+from bilevax.adversarial.training.settings import BILEVEL, Settings
 
 from .adversarial_plans import BASE
 
@@ -50,14 +50,12 @@ def brief(row: dict) -> str:
 
 def attack(settings: dict) -> str:
     """The training attack in a few signs; a bilevel one ends with a plain step."""
-    own = settings["method"] in BILEVEL
-    count = settings["attack_steps"] or (1 if own else 10)
-    size = settings["sign_step"] or (None if own else settings["epsilon"] / 4)
-    plain = f"{255 * settings['attack_step']:.0f}/255"
+    count, size, last = Settings(**settings).attack
+    plain = None if last is None else f"{255 * last:.0f}/255"
     if size is None:
         return f"{count} + 1 plain of {plain}"
     signs = f"{count} signs of {255 * size:.0f}/255"
-    return f"{signs} + 1 plain of {plain}" if own else signs
+    return signs if plain is None else f"{signs} + 1 plain of {plain}"
 
 
 def weight(settings: dict) -> str:

@@ -14,7 +14,8 @@ from bilevax._methods.base import AbstractMethod
 
 GROUPS = {
     "Modelling": (
-        "Problem", "penalised", "Followers", "StochasticProblem", "AbstractLocalLower",
+        "Problem", "penalised", "Followers", "HostFollowers", "StochasticProblem",
+        "AbstractLocalLower",
         "Polyhedron", "Box", "Simplex", "Intersection",
         "Gaussian", "UniformBall", "TruncatedGaussian",
     ),

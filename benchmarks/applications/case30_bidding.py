@@ -8,9 +8,7 @@ branch.csv and reference.json (power-grid-lib case 30, CC BY 4.0). `F` is checke
 DAQP, which is exact at kinks (`pip install daqp`).
 """
 
-import argparse
 import csv
-import json
 import pathlib
 
 import jax
@@ -19,7 +17,7 @@ import numpy as np
 
 import bilevax as bx
 
-from .measured import measured
+from .measured import measured, parsed, reference
 
 STARTS = 8
 
@@ -99,25 +97,24 @@ class Market:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
-    options = parser.parse_args()
+    options = parsed(__doc__)
     jax.config.update("jax_enable_x64", True)
-    reference = json.loads((options.data / "reference.json").read_text())
+    known = reference(options)
     for label, name, free, most in (
         ("2a", "duo", False, 6.0),
         ("2b", "trio", True, 4.0),
     ):
-        market = Market(options.data, reference[name]["owned_gens"], free)
-        run(market, f"{label} bidding, {name}", most, reference[name]["F"])
+        market = Market(options.data, known[name]["owned_gens"], free)
+        run(market, f"{label} bidding, {name}", most, known[name]["F"], options)
 
 
-def run(market: Market, name: str, most: float, best: float):
+def run(market: Market, name: str, most: float, best: float, options):
     problem, x0 = market.problem(most), jnp.zeros(len(market.owned))
     measured(
         name,
         lambda: bx.solve(problem, bx.DSBLO(), x0, key=0, num_starts=STARTS),
         lambda x: market.checked(problem, x),
+        options,
         best=best,
         bar=1e-6,
         starts=STARTS,

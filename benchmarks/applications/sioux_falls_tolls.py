@@ -9,10 +9,10 @@ demand.csv and reference.json (bstabler/TransportationNetworks; not for packages
 is checked by Newton's method over quadratic programs of Clarabel.
 """
 
-import argparse
 import csv
 import json
 import pathlib
+import time
 from typing import Any
 
 import jax
@@ -22,11 +22,13 @@ import scipy.sparse as sp
 
 import bilevax as bx
 
-from .measured import measured
+from .measured import measured, parsed, reference
 
 DELAY = 0.15
 ROADS = [(6, 8), (10, 15), (10, 16), (13, 24)]
 GATES = [(16, 10), (17, 10)]
+# Where a quasi-Newton method with exact gradients stops from zero tolls.
+FROM_ZERO = 7_232_281 / 7_194_256.053 - 1
 
 
 class City:
@@ -127,38 +129,67 @@ class City:
         return float(problem.upper(jnp.asarray(x), jnp.asarray(y)))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
+def add(parser):
     parser.add_argument("--only", choices=("1a", "1b", "1c"))
-    parser.add_argument("--once", action="store_true", help="no second call")
-    options = parser.parse_args()
+    told = "time one hypergradient of 1b beside InteriorPoint, and nothing else"
+    parser.add_argument("--one", action="store_true", help=told)
+
+
+def main():
+    options = parsed(__doc__, add)
     jax.config.update("jax_enable_x64", True)
-    reference = json.loads((options.data / "reference.json").read_text())
+    known = reference(options)
     city = lambda goals, eps: City(options.data, goals, eps)
-    every, four = city(None, 1e-3), reference["four_roads"]["F"]
+    every, four = city(None, 1e-3), known["four_roads"]["F"]
     commute = city([10], 1e-2)
-    first_best, gates = reference["first_best"]["F"], reference["commute"]["F"]
+    first_best, gates = known["first_best"]["F"], known["commute"]["F"]
+    zero = np.eye(every.links)
+    if options.one:
+        return one(every.problem(every.between(ROADS, True), 40.0))
     cases = (
         ("1c", commute, commute.between(GATES, False), 20.0, gates, 1e-6, 8),
         ("1b", every, every.between(ROADS, True), 40.0, four, 2e-5, 1),
-        ("1a", every, np.eye(every.links), 60.0, first_best, 1e-3, 8),
+        ("1a from zero tolls", every, zero, 60.0, first_best, FROM_ZERO, 1),
+        ("1a", every, zero, 60.0, first_best, 1e-3, 8),
     )
     for label, network, T, most, best, bar, starts in cases:
-        if options.only in (None, label):
-            run(label, network, T, most, best, bar, starts, not options.once)
+        if options.only in (None, label.split()[0]):
+            run(label, network, T, most, best, bar, starts, options)
 
 
-def run(label, network: City, T, most, best, bar, starts, twice):
+def one(problem: bx.Problem) -> None:
+    """CPU seconds of one hypergradient of 1b: cold, warm, and by `InteriorPoint`."""
+
+    def seconds(x, **options):
+        began = time.process_time()
+        e = bx.hypergradient(problem, x, **options)
+        jax.block_until_ready(e.grad)
+        return time.process_time() - began, e
+
+    x = jnp.array([0.1, 0.4, 6.4, 7.1])
+    first, start = seconds(x)
+    cold, _ = seconds(x)
+    seconds(x + 0.01, warm=start.lower)
+    warm = min(seconds(x + 0.02, warm=start.lower)[0] for _ in range(5))
+    dense = bx.InteriorPoint()
+    seconds(x, solver=dense)
+    slow, other = seconds(x, solver=dense)
+    gap = abs(float(other.value) / float(start.value) - 1)
+    row = dict(first=first, cold=cold, warm=warm, interior_point=slow)
+    row = {name: round(value, 4) for name, value in row.items()}
+    print(json.dumps(row | dict(ratio=round(slow / warm), difference=gap)), flush=True)
+
+
+def run(label, network: City, T, most, best, bar, starts, options):
     problem, x0 = network.problem(T, most), jnp.zeros(T.shape[1])
     measured(
         f"{label} Sioux Falls",
         lambda: bx.solve(problem, bx.DSBLO(), x0, key=0, num_starts=starts),
         lambda x: network.checked(problem, T, x),
+        options,
         best=best,
         bar=bar,
         starts=starts,
-        twice=twice,
     )
 
 

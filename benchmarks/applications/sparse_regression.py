@@ -7,9 +7,7 @@ measurements and `10**x3` on their squares and products. FOLDER holds diabetes.c
 split.csv and reference.json. `F` is checked by DAQP (`pip install daqp`).
 """
 
-import argparse
 import csv
-import json
 import pathlib
 
 import jax
@@ -18,7 +16,7 @@ import numpy as np
 
 import bilevax as bx
 
-from .measured import measured
+from .measured import measured, parsed, reference
 
 STARTS = 8
 
@@ -42,9 +40,7 @@ def features(folder: pathlib.Path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
-    options = parser.parse_args()
+    options = parsed(__doc__)
     jax.config.update("jax_enable_x64", True)
     (Z, t), (V, v) = features(options.data)
     n = Z.shape[1]
@@ -83,14 +79,14 @@ def main():
         assert flag == 1
         return float(upper(x, jnp.asarray(y)))
 
-    reference = json.loads((options.data / "reference.json").read_text())
     measured(
         "4 sparse regression",
         lambda: bx.solve(
             problem, bx.DSBLO(), (low + high) / 2, key=0, num_starts=STARTS
         ),
         checked,
-        best=reference["F"],
+        options,
+        best=reference(options)["F"],
         bar=1e-6,
         starts=STARTS,
     )

@@ -1,19 +1,16 @@
 """A time-of-use tariff: one summer day of three consumer groups is one follower.
 
-    python -m benchmarks.applications.tariff_pjm --data FOLDER [--model hourly]
+    python -m benchmarks.applications.tariff_pjm --data FOLDER [--only 3b]
 
 FOLDER holds pjm_summer2016.csv: date, hour, price and load forecast of 92 days. The
 retailer posts prices for three blocks of hours, or for every hour, between 20 and 140
 with a mean of at most 60; on each day the groups shift load around what they would use,
 meet their daily need and share a feeder. F is minus the profit in thousand dollars.
 
-F is checked by DAQP, day by day, where that is installed.
+F is checked by DAQP, day by day (`pip install daqp`).
 """
 
-import argparse
 import csv
-import json
-import time
 from pathlib import Path
 
 import jax
@@ -21,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
+
+from .measured import measured, parsed, reference
 
 jax.config.update("jax_enable_x64", True)
 
@@ -113,12 +112,10 @@ def hours(data) -> tuple[bx.Followers, np.ndarray]:
 MODELS = dict(blocks=(blocks, by_blocks), hourly=(hours, by_hours))
 
 
-def checked(model: str, followers: bx.Followers, x) -> float | None:
-    """F by DAQP, which is exact at kinks; None where it is not installed."""
-    try:
-        import daqp  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return None
+def checked(model: str, followers: bx.Followers, x) -> float:
+    """F by DAQP, which is exact at kinks."""
+    import daqp  # pyright: ignore[reportMissingImports]
+
     prices = np.array(MODELS[model][1](jnp.asarray(x)))
     values = []
     for i in range(len(followers)):
@@ -138,26 +135,27 @@ def checked(model: str, followers: bx.Followers, x) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--model", choices=sorted(MODELS), default="blocks")
-    parser.add_argument("--starts", type=int, default=1)
-    options = parser.parse_args()
-    followers, x0 = MODELS[options.model][0](days(options.data))
-    began = time.perf_counter()
-    solution = bx.solve(followers, x0=x0, key=0, num_starts=options.starts)
-    row = dict(
-        model=options.model,
-        followers=len(followers),
-        F=solution.value,
-        before_the_polish=solution.stochastic[1],
-        F_checked=checked(options.model, followers, solution.x),
-        status=solution.status_name,
-        stopped=solution.stopped,
-        x=np.round(np.asarray(solution.x), 4).tolist(),
-        seconds=round(time.perf_counter() - began, 1),
+    options = parsed(__doc__, lambda p: p.add_argument("--only", choices=("3a", "3b")))
+    known, data = reference(options), days(options.data)
+    for label, model, best in (
+        ("3a", "blocks", known["F"]),
+        ("3b", "hourly", known["hourly"]["F"]),
+    ):
+        if options.only in (None, label):
+            run(label, model, data, best, options)
+
+
+def run(label: str, model: str, data, best: float, options) -> None:
+    followers, x0 = MODELS[model][0](data)
+    measured(
+        f"{label} tariff, {model}",
+        lambda: bx.solve(followers, bx.DSBLO(), x0, key=0),
+        lambda x: checked(model, followers, x),
+        options,
+        best=best,
+        bar=1e-6,
+        starts=1,
     )
-    print(json.dumps(row))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from ._constraints import (
     Polyhedron as Polyhedron,
     Simplex as Simplex,
 )
+from ._cvxpy import from_cvxpy as from_cvxpy
 from ._driver.history import History as History
 from ._driver.run import Stop as Stop
 from ._driver.solution import Solution as Solution
@@ -84,6 +85,7 @@ from ._methods.ssigd import SSIGD as SSIGD
 from ._methods.stochastic_ingd import StochasticINGD as StochasticINGD
 from ._methods.zero_order import ZeroOrder as ZeroOrder
 from ._problem.followers import Followers as Followers
+from ._problem.host import HostFollowers as HostFollowers
 from ._problem.penalised import penalised as penalised
 from ._problem.perturbation import (
     Gaussian as Gaussian,

@@ -25,8 +25,8 @@ FARKAS_REACH = 1e4
 # `dependent`.
 GIVES_WAY = 64
 
-# Where a bound holds a coordinate, curvature below the first share of the largest is
-# none, and the second is added.
+# Where a bound holds a coordinate, curvature below the first share of the largest may
+# be none. The second is lent, as a share of what a force over a length would need.
 FAINT, AUGMENTED = 1e-8, 1e-4
 # Rounding of the test whether a matrix may be semidefinite.
 MINORS = 1.001

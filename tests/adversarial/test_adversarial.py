@@ -28,7 +28,7 @@ from bilevax.adversarial.training.problem import (
 )
 from bilevax.adversarial.training.recipes import instance_of, method_of
 from bilevax.adversarial.training.schedules import SCHEDULES, Rate
-from bilevax.adversarial.training.settings import Settings
+from bilevax.adversarial.training.settings import BILEVEL, METHODS, Settings
 from bilevax.adversarial.training.watch import collapsed
 
 KEY = jr.key(0)
@@ -144,6 +144,45 @@ def test_the_implicit_part_is_inverse_to_its_weight(model, batch):
     np.testing.assert_allclose(one, 10 * ten, atol=1e-9 * float(jnp.abs(one).max()))
     tied = grad(implicit_weight=None) - direct
     np.testing.assert_allclose(tied, 3 * one, atol=1e-9 * float(jnp.abs(tied).max()))
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_the_mean_over_draws_of_an_occasional_implicit_term_is_the_gradient(
+    model, batch, every
+):
+    flat = lambda grad: np.asarray(ravel_pytree(grad)[0])
+    of = lambda key: eqx.tree_at(lambda b: b.key, batch, key)
+    made = lambda every: jax.jit(
+        lambda key: (
+            bx.hypergradient(
+                bilevel(implicit_every=every)(of(key)), model, throw=False
+            ).grad
+        )
+    )
+    direct = jax.jit(
+        lambda key: (
+            bx.hypergradient(
+                bilevel()(of(key)), model, adjoint=bx.Danskin(), throw=False
+            ).grad
+        )
+    )
+    occasional, always = made(every), made(1)
+    draws = 40
+    there = 0
+    for key in jr.split(jr.key(11), draws):
+        base, whole, found = map(flat, (direct(key), always(key), occasional(key)))
+        term, drawn = whole - base, bool((found != base).any())
+        assert np.abs(term).max() > 1e-3 * np.abs(whole).max()
+        # Either nothing of the implicit term, or all of it so many times.
+        np.testing.assert_allclose(
+            found,
+            base + (every if drawn else 0) * term,
+            atol=1e-12 * np.abs(base).max(),
+        )
+        there += drawn
+    # Draws of probability 1 / every, within four deviations.
+    deviation = (draws * (1 / every) * (1 - 1 / every)) ** 0.5
+    assert abs(there - draws / every) < 4 * deviation
 
 
 def test_a_tilt_moves_the_perturbation_by_its_length_over_the_curvature(model, batch):
@@ -279,8 +318,6 @@ def test_settings_say_what_is_wrong_with_them():
         fraction("1/0")
     with pytest.raises(ValueError, match="is no number; write it as"):
         fraction("a lot")
-    assert Settings(epsilon=16 / 255).step_of_attack == 2000 / 255
-    assert Settings().step_of_attack == 5000 / 255
     wrong: Any
     for wrong, text in (
         (dict(method="adam"), "`method` is one of"),
@@ -296,9 +333,42 @@ def test_settings_say_what_is_wrong_with_them():
         (dict(peak_at=0.0), "`peak_at` is in"),
         (dict(schedule="square"), "`schedule` is one of"),
         (dict(attack_steps=-1), "`attack_steps` is not negative"),
+        (dict(implicit_every=0), "`implicit_every` is at least 1"),
     ):
         with pytest.raises(ValueError, match=text):
             Settings(**wrong)
+
+
+@pytest.mark.parametrize("method", BILEVEL)
+@pytest.mark.parametrize("epsilon", [0.0, 1 / 255, 8 / 255, 16 / 255, 0.3, 1.0])
+def test_the_first_attack_reaches_all_of_the_box_at_every_radius(method, epsilon):
+    attack: Any = Settings(method=method, epsilon=epsilon).attack
+    steps, size, last = attack
+    assert steps * size >= 2 * epsilon
+    if epsilon:
+        assert last / epsilon == pytest.approx(12.5)
+    instance: Any = instance_of(Settings(method=method, epsilon=epsilon))
+    assert int(instance.steps) == steps
+    assert float(instance.sign_step) == pytest.approx(size)
+    assert float(instance.attack_step) == pytest.approx(last)
+
+
+def test_a_plain_step_of_a_given_length_is_the_attack_of_the_paper():
+    for steps in (None, 1):
+        settings = Settings(attack_steps=steps, attack_step=5000 / 255)
+        assert settings.attack == (1, None, 5000 / 255)
+        assert instance_of(settings).sign_step is None  # pyright: ignore
+    assert Settings(attack_step=1.0, sign_step=0.01).attack == (4, 0.01, 1.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("epsilon", [0.0, 8 / 255, 0.3])
+def test_a_row_of_settings_gives_the_run_back(method, epsilon):
+    settings = Settings(method=method, epsilon=epsilon)
+    again = Settings(**settings.as_row())
+    assert again.attack == settings.attack
+    assert again.as_row() == settings.as_row()
+    assert again.tilt_deviation == settings.tilt_deviation
 
 
 def test_the_sign_steps_of_at_grow_with_the_box():

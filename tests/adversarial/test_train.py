@@ -19,6 +19,7 @@ from bilevax.adversarial.networks.start import drawn
 from bilevax.adversarial.training.run_folder import settings_of
 from bilevax.adversarial.training.settings import METHODS
 from bilevax.adversarial.training.training import initial_model, score, train
+from bilevax.adversarial.training.watch import collapsed
 
 pytestmark = pytest.mark.optimised
 
@@ -122,6 +123,32 @@ def test_a_collapse_ends_the_run_and_stays_ended(images, tmp_path):
     assert again.collapsed
     assert again.rows == ended.rows
     assert same((ended.model, ended.average), (again.model, again.average))
+
+
+def test_one_long_step_is_misled_at_a_large_radius_where_the_default_is_not(images):
+    settings = dataclasses.replace(
+        SETTINGS, method="bilevel-sgd", epsilon=0.3, width=64, epochs=80
+    )
+    long = train(
+        images, dataclasses.replace(settings, attack_steps=0, attack_step=2000 / 255)
+    )
+    assert long.collapsed
+    last = long.rows[-1]
+    assert last["accuracy"] > 4 * last["robust_by_batch"]
+
+    # The same schedule for as many epochs.
+    rows = []
+
+    def enough(epoch, model, average, row):
+        rows.append(row)
+        if epoch == len(long.rows):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(images, settings, every_epoch=enough)
+    assert not any(collapsed(row) for row in rows)
+    assert rows[-1]["robust_by_batch"] > last["robust_by_batch"]
+    assert rows[-1]["accuracy"] < rows[-1]["robust_by_batch"] + 0.1
 
 
 def test_the_average_of_the_best_epoch_is_kept(images, tmp_path):

@@ -121,7 +121,15 @@ def test_every_entry_of_the_description_may_be_missing_or_of_another_kind(
         assert refused_or_same(path, rewritten(whole, path, without(name)), whole[1])
         for value in OTHER:
             content = rewritten(whole, path, with_value(name, value))
-            if name in ("ended", "stop", "spent", "recovering", "average", "looks"):
+            if name in (
+                "ended",
+                "stop",
+                "spent",
+                "running",
+                "recovering",
+                "average",
+                "looks",
+            ):
                 # Some of these are possible; none may end in another kind of error.
                 path.write_bytes(content)
                 again, told = attempt(path)

@@ -15,8 +15,9 @@ import bilevax as bx
 from bilevax._files.digest import digest
 
 HEAD = """
-import functools, math
-from dataclasses import dataclass
+import collections, decimal, functools, math, operator, sys, types
+from dataclasses import dataclass, field
+import scipy.sparse
 import equinox as eqx, jax, jax.numpy as jnp, numpy as np, optax
 import bilevax as bx
 """
@@ -115,6 +116,84 @@ CHANGES = {
     ),
     "a number of a method": ("thing = bx.DSBLO(first_step=0.1)", "0.1", "0.2"),
     "a law": ("thing = bx.DSBLO(1.0, 2.0, perturbation=bx.Gaussian(1e-3))", "-3", "-4"),
+    "a module inside an own package": (
+        "own = types.ModuleType('own'); own.sub = types.ModuleType('own.sub')\n"
+        "own.sub.a = 2.0\nthing = lambda x: own.sub.a * x",
+        "2.0", "3.0",
+    ),
+    "a part of a module, looked up by its name": (
+        "own = types.ModuleType('own'); own.a, own.b = 2.0, 3.0\n"
+        "thing = lambda x: getattr(own, 'a' if x else 'b')",
+        "2.0", "7.0",
+    ),
+    "a part of a module that is handed on": (
+        "own = types.ModuleType('own'); own.a = 2.0\n"
+        "def part(m): return m.a\ndef thing(x): return part(own) * x",
+        "2.0", "3.0",
+    ),
+    "a part of a module that is closed over": (
+        "own = types.ModuleType('own'); own.a = 2.0\n"
+        "def make(m): return lambda x: m.a * x\nthing = make(own)",
+        "2.0", "3.0",
+    ),
+    "a module that is imported by a function": (
+        "own = sys.modules['own_a'] = types.ModuleType('own_a'); own.a = 2.0\n"
+        "def thing(x):\n    import own_a\n    return own_a.a * x",
+        "2.0", "3.0",
+    ),
+    "a name that a function imports": (
+        "own = sys.modules['own_b'] = types.ModuleType('own_b'); own.a = 2.0\n"
+        "def thing(x):\n    from own_b import a\n    return a * x",
+        "2.0", "3.0",
+    ),
+    "a global looked up by its name": (
+        "scale = 2.0\nthing = lambda x: globals()['sca' + 'le'] * x", "2.0", "3.0",
+    ),
+    "a private attribute of a class": (
+        "class K:\n    _a = 2.0\n    def f(self): return self._a\nthing = K()",
+        "2.0", "3.0",
+    ),
+    "a hidden attribute of a class": (
+        "class K:\n    __a = 2.0\n    def f(self): return self.__a\nthing = K()",
+        "2.0", "3.0",
+    ),
+    "the class of a class": (
+        "class M(type):\n    def __add__(self, x): return 2.0 * x\n"
+        "class K(metaclass=M): pass\nthing = K",
+        "2.0", "3.0",
+    ),
+    "a factory of a field": (
+        "@dataclass\nclass K:\n    a: float = field(default_factory=lambda: 2.0)\n"
+        "thing = lambda x: K().a * x",
+        "2.0", "3.0",
+    ),
+    "an attribute of a function": (
+        "def thing(x): return thing.a * x\nthing.a = 2.0", "2.0", "3.0",
+    ),
+    "an array of objects": ("thing = np.array([2.0, None], object)", "2.0", "3.0"),
+    "a record with objects": (
+        "thing = np.array([(2.0,)], [('a', object)])", "2.0", "3.0",
+    ),
+    "a mask": ("thing = np.ma.array([1.0, 2.0], mask=[0, 1])", "[0, 1]", "[1, 0]"),
+    "a name space": (
+        "thing = types.SimpleNamespace(a={'b': types.SimpleNamespace(c=2.0)})",
+        "2.0", "3.0",
+    ),
+    "a read-only dictionary": (
+        "thing = types.MappingProxyType({'a': 2.0})", "2.0", "3.0",
+    ),
+    "a decimal number": ("thing = decimal.Decimal('2.0')", "2.0", "3.0"),
+    "a queue": ("thing = collections.deque([2.0])", "2.0", "3.0"),
+    "what a getter gets": ("thing = operator.itemgetter(2)", "2", "3"),
+    "a default of a dictionary": (
+        "thing = collections.defaultdict(lambda: 2.0)", "2.0", "3.0",
+    ),
+    "the class of a list": (
+        "class K(list):\n    def f(self): return 2.0\nthing = K()", "2.0", "3.0",
+    ),
+    "a sparse matrix": (
+        "thing = scipy.sparse.csr_array(np.diag([1.0, 2.0]))", "2.0", "3.0",
+    ),
     "an entry of a dictionary": ("thing = {'a': 2.0}", "2.0", "3.0"),
     "the precision": ("thing = np.zeros(2, 'f4')", "f4", "f8"),
     "the shape": ("thing = np.zeros((2, 3))", "(2, 3)", "(3, 2)"),

@@ -55,13 +55,19 @@ class Still(eqx.Module):
         return 0.5 * jnp.sum(y**2)
 
 
-def end(name: str, domain=None) -> bx.Solution:
+def end(name: str, domain=None, polish=True) -> bx.Solution:
     problem = bx.Problem(
         Chosen(jnp.asarray(list(ALL).index(name))), Still(), y0=jnp.zeros(1),
         domain=domain,
     )  # fmt: skip
     return bx.solve(
-        problem, bx.DSBLO(), jnp.array([0.5]), key=jr.key(0), num_steps=50, throw=False
+        problem,
+        bx.DSBLO(),
+        jnp.array([0.5]),
+        key=jr.key(0),
+        num_steps=50,
+        throw=False,
+        polish=polish,
     )
 
 
@@ -72,6 +78,19 @@ def test_a_fall_without_bound_is_no_success(name):
     assert s.status_name == "unbounded"
     assert "without bound" in s.message
     assert "without bound" in s.stopped
+
+
+@pytest.mark.parametrize("name", ["x", "-x^2", "-log x"])
+def test_a_fall_without_bound_is_told_without_a_polish_too(name):
+    s = end(name, polish=False)
+    assert s.polish is None
+    assert s.status_name == "unbounded"
+    assert not s.success
+
+
+@pytest.mark.parametrize("name", ATTAINED)
+def test_without_a_polish_a_bounded_function_is_no_fall(name):
+    assert end(name, polish=False).success
 
 
 @pytest.mark.parametrize("name", NOT_ATTAINED)

@@ -10,7 +10,7 @@ import bilevax as bx
 
 # Rooms and files, from the ground up; those of one line know nothing of each other.
 LAYERS = (
-    ("_tolerances", "_arguments", "_status", "_files", "_executors"),
+    ("_tolerances", "_arguments", "_status", "_files", "_executors", "readers"),
     ("_programs",),
     ("_constraints",),
     ("_problem",),
@@ -23,9 +23,10 @@ LAYERS = (
     ("_compare",),
     ("experiments", "adversarial.data"),
     ("adversarial.networks",),
-    ("adversarial.attacks",),
+    ("adversarial.attacks", "adversarial.files"),
     ("adversarial.training", "adversarial._former"),
     ("adversarial",),
+    ("examples",),
     ("_cli",),
     ("__main__",),
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Mistakes raise a `ValueError` before tracing, naming argument, expected, received."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -155,6 +157,148 @@ def test_a_warm_start_must_fit_the_problem():
             bx.hypergradient(problem, np.ones(4), warm=warm)  # pyright: ignore[reportArgumentType]
         for word in words:
             assert word in str(info.value)
+
+
+BOX = bx.Box(np.zeros(2), np.ones(2))
+POINT = np.ones(2)
+fitting = lambda: bx.Problem(f, lambda x, y: jnp.sum((y - x) ** 2), BOX)
+one = lambda d: bx.Problem(f, lambda x, y: jnp.sum((y - d * x) ** 2), BOX)
+
+
+def solve(**changes):
+    options: dict[str, Any] = dict(key=0, num_steps=2, polish=False) | changes
+    x0 = options.pop("x0", POINT)
+    return bx.solve(fitting(), options.pop("method", None), x0, **options)
+
+
+def solve_many(**changes):
+    options: dict[str, Any] = dict(problems=[fitting()], x0s=[POINT], keys=0) | changes
+    return bx.solve_many(**options)
+
+
+def tune(**changes):
+    options: dict[str, Any] = dict(x0=POINT, key=0, num_steps=2) | changes
+    return bx.tune(fitting(), None, **options)
+
+
+def certify(**changes):
+    options: dict[str, Any] = dict(problem=fitting(), x=POINT, radius=0.1, key=0)
+    return bx.certify(**(options | changes))
+
+
+def compare(**changes):
+    options: dict[str, Any] = dict(problems={"p": (fitting(), POINT)}, seeds=1)
+    return bx.compare(**(options | dict(methods=[bx.DSBLO()]) | changes))
+
+
+def sampled(**changes):
+    parts: dict[str, Any] = dict(sample=lambda key: 1.0, instance=one) | changes
+    return bx.StochasticProblem(**parts)
+
+
+# A function, and for each of its arguments what it does not take.
+WRONG = {
+    solve: dict(
+        x0=("here", None), method=("DSBLO", bx.DSBLO), key=("a", 1.5, np.ones((2, 2))),
+        num_steps=("a", 0, True, 2.5), throw=("no", 1), starts=(3, "a", [None]),
+        num_starts=(True, "2"), polish=("yes", 1), certify=("a", 0.0, True, 1j),
+        output=("first", ["last"], np.ones(2)), average=("a", 2.0, True), chunk=(0,),
+        looks=(0, "no"), stop=(60, "a"), progress=("yes",), callback=(3,),
+        checkpoint=(3, ["run.npz"]), executor=("dask",),
+    ),
+    solve_many: dict(
+        problems=(3, None), x0s=(3, None, [POINT, POINT], "a"), keys=(2.5, None, ["a"]),
+        num_starts=(None, "a", True), batch=(0, "a"), progress=(1,),
+    ),
+    tune: dict(parameter=(3, "no_such_number"), grid=(0.1, [], "ab", [[1.0]], [None])),
+    certify: dict(
+        problem=("p", None), x=("here",), radius=("a", 0.0, True), key=("a",),
+        num_samples=("a", 0, -1, 2.5, True), perturbation=("normal", bx.Gaussian),
+        num_tilts=(1, "a", True, 2.5),
+    ),
+    lambda **changes: bx.moreau(**(dict(problem=fitting(), x=POINT, smoothing=1.0)
+                                   | changes)): dict(
+        problem=("p",), x=("here",), smoothing=("a", 0.0, -1.0, None, np.ones(2)),
+    ),
+    lambda **changes: bx.explain(**(dict(problem=fitting(), x=POINT) | changes)): dict(
+        problem=("p", None), x=("here",),
+    ),
+    lambda **changes: bx.hypergradient(fitting(), POINT, **changes): dict(
+        warm=(3, POINT), quality=("yes", 1), throw=("no", None),
+    ),
+    lambda **changes: bx.solution_map(fitting(), POINT, **changes): dict(
+        multipliers=("yes", 1),
+    ),
+    compare: dict(
+        problems=(3, None, [fitting()], {}), methods=(3, "DSBLO", [bx.DSBLO], []),
+        seeds=(0, None, 2.5, [1, 1], ["a"]), budget=(3,), tune=("a", 2.5, 0, True),
+        folder=(3,), progress=("yes",), executor=("dask",),
+    ),
+    bx.Stop: dict(
+        momentum=("a", -1.0, None, np.ones(2)), move=("a", -1.0), seconds=("a", None),
+        certificate=(3, (1.0,), ("a", 1.0), (0.0, 1.0), (1.0, -1.0)),
+    ),
+    bx.Budget: dict(
+        steps=(0, "a", None, 2.5, [], True), lower_solves=(0, "a", True),
+        seconds=("a", 0.0, True), look_every=(0, None, 1j),
+    ),
+    bx.StepGrid: dict(
+        trials=(0, None, 2.5), low=("a", 0.0), high=("a", 1e-9, None), by=(3,),
+        seeds=(3, (), ("a",)),
+    ),
+    lambda **changes: bx.Case(**(dict(name="p", problem=fitting()) | changes)): dict(
+        name=(3,), problem=("p", 3), target=("a", [], POINT), signature=(3,),
+    ),
+    lambda **changes: bx.Followers(**(dict(instance=one, data=POINT) | changes)): dict(
+        instance=(3,), data=(3.0, [], "bc", object()), upper=(3,), domain=("box",),
+        always_feasible=("yes",), batch=(0, "a", True),
+    ),
+    lambda **changes: bx.Followers(one, POINT).minibatch(**changes): dict(
+        size=(0, 3, "a", True),
+    ),
+    lambda instance: bx.Followers.padded(instance, [POINT]): dict(instance=(3, "a")),
+    sampled: dict(
+        sample=(3, None), instance=(3, None), population=("p", 3), absorb=(3,),
+    ),
+    lambda **changes: bx.StochasticProblem.from_data(
+        **(dict(data=POINT, batch_size=1, instance=one) | changes)
+    ): dict(batch_size=(0, "a", True), epochs=("yes",), instance=(3,), data=("bc",)),
+    lambda **changes: bx.Problem(f, g, BOX, **changes): dict(
+        y0=("bc",), domain=("box",), always_feasible=("yes",),
+    ),
+    bx.DSBLO: dict(
+        first_step=("a", None, [1.0, 2.0], True, np.nan), perturbation=("normal", 3),
+        window=("a", -1, 2.5, None), fresh_tilt=("yes", 1), segment=(None,),
+    ),
+    bx.methods.AiPOD: dict(lower_steps=("a", 2.5, None), neumann=("a",), decay=("a",)),
+    bx.methods.ZeroOrder: dict(block=("a",), radius=("a", [1.0, 2.0])),
+    bx.ActiveSet: dict(max_passes=("a", 2.5, None, True), diagnose=("yes", None)),
+    bx.ProjectedGradient: dict(accuracy=("a", np.nan), max_steps=("a", -1)),
+    bx.ConjugateGradient: dict(rtol=("a", True), max_steps=("a",)),
+    bx.ScaledIdentity: dict(weight=("a", None, lambda: 1.0, 0.0)),
+    bx.ClosedForm: dict(curvature=("a", None, lambda: 1.0, -1.0)),
+    bx.Gaussian: dict(std=("a", None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "value"),
+    [
+        (call, name, value)
+        for call, arguments in WRONG.items()
+        for name, values in arguments.items()
+        for value in values
+    ],
+)
+def test_every_argument_of_a_wrong_kind_is_named(call, name, value):
+    # One of the `keys` is a `key`, and `x0` an `x`.
+    with pytest.raises(ValueError, match=name.rstrip("s0")):
+        call(**{name: value})
+
+
+def test_starts_may_come_from_a_generator():
+    found = solve(starts=(0.5 * POINT * i for i in range(2)), throw=False)
+    assert len(found.starts) == 3
 
 
 def on_domain(**changes) -> bx.Problem:

@@ -4,6 +4,8 @@ The two ways agree to rounding, and which way is taken depends on the call alone
 """
 
 import ast
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -18,7 +20,6 @@ from bilevax._implicit.hypergradient import evaluate, staged
 from bilevax._programs.control import (
     UsualPath,
     loop,
-    often,
     rarely,
     stage_by_stage,
     usual_path,
@@ -99,6 +100,57 @@ def test_the_way_of_a_run_depends_on_the_run_alone():
     assert not staged(products, jnp.zeros(2), bx.ActiveSet(), products.adjoint)
 
 
+def leaves_of(answers):
+    arrays = [leaf for leaf in jax.tree.leaves(answers) if hasattr(leaf, "dtype")]
+    return [np.asarray(leaf) for leaf in arrays]
+
+
+def test_what_ran_before_changes_no_bit_of_an_answer():
+    problem, x = problem_of(random_data(np.random.default_rng(6), 0.7)), jnp.ones(2)
+    near = bx.hypergradient(problem, 0.99 * x, throw=False).lower
+
+    def answers():
+        yield bx.hypergradient(problem, x, throw=False)
+        yield bx.hypergradient(problem, x, warm=near, throw=False)
+        found = bx.solve(problem, None, x, key=KEY, num_steps=20, throw=False)
+        yield found.x, found.y, found.value, found.history.steps
+        sure = bx.certify(problem, x, 1e-2, key=KEY)
+        yield jnp.asarray([sure.measure, sure.gradient_error, *sure.weights])
+
+    first = [leaves_of(answer) for answer in answers()]
+    for i in range(60):
+        bx.hypergradient(problem, x + 0.01 * i, throw=False)
+        bx.hypergradient(problem, x + 0.01 * i, warm=near, throw=False)
+    for _ in range(35):
+        bx.solve(problem, None, x, key=KEY, num_steps=2, polish=False, throw=False)
+    bx.solve(problem, None, x, key=KEY, num_steps=20, throw=False)
+    for before, after in zip(first, map(leaves_of, answers()), strict=True):
+        for one, other in zip(before, after, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_first_import_inside_jit_leaves_calls_outside_what_they_are():
+    """In another process: here the library was imported long ago."""
+    code = """
+import jax
+import jax.numpy as jnp
+
+@jax.jit
+def inside(x):
+    import bilevax._programs.quick
+    return x
+
+inside(1.0)
+from bilevax._programs.quick import in_transform
+assert not in_transform()
+jax.vmap(lambda x: print(in_transform()) or x)(jnp.zeros(2))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"
+
+
 def test_a_run_in_stages_takes_the_steps_of_the_program(monkeypatch):
     problem = problem_of(random_data(np.random.default_rng(5), 0.3))
     short: Any = dict(x0=jnp.ones(2), key=KEY, num_steps=25, throw=False)
@@ -120,14 +172,14 @@ def test_the_usual_path_agrees_with_the_stages(bend):
         data, x = random_data(rng, bend), jnp.asarray(rng.normal(size=2))
         problem = problem_of(data)
         one = bx.hypergradient(problem, x, throw=False)
-        with often(), stage_by_stage():
+        with stage_by_stage(often=True):
             usual = evaluate(problem, x, bx.ActiveSet(), None, None)
         assert bx.status_name(one.status) == bx.status_name(usual.status)
         np.testing.assert_allclose(one.value, usual.value, rtol=1e-11)
         np.testing.assert_allclose(one.grad, usual.grad, rtol=1e-8, atol=1e-10)
         np.testing.assert_array_equal(one.lower.active, usual.lower.active)
         if bx.status_name(one.status) == "successful":
-            with often(), stage_by_stage():
+            with stage_by_stage(often=True):
                 evaluate(problem, x + 1e-6, bx.ActiveSet(), None, one.lower)
                 path = usual_path_in_use()
             assert path is not None

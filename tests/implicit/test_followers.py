@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.scipy.linalg import block_diag
 
 import bilevax as bx
 
@@ -178,16 +179,20 @@ def resized(d):
     )
 
 
-def test_followers_of_different_sizes_are_each_one_alone():
-    rng = np.random.default_rng(8)
-    sizes = [(2, 1), (4, 3), (3, 0), (1, 2)]
-    data = [
+def sized(rng, sizes):
+    """Data of followers with so many variables and rows."""
+    return [
         dict(
             A=rng.uniform(0, 1, size=(k, n)), b=rng.uniform(0.2, 1, size=k),
             c=rng.uniform(0.5, 1, size=n), h=rng.uniform(1, 2, size=n),
         )
         for n, k in sizes
     ]  # fmt: skip
+
+
+def test_followers_of_different_sizes_are_each_one_alone():
+    sizes = [(2, 1), (4, 3), (3, 0), (1, 2)]
+    data = sized(np.random.default_rng(8), sizes)
     e = bx.hypergradient(bx.Followers.padded(resized, data), X)
     alone = [bx.hypergradient(resized(d), X) for d in data]
     check_mean(e, alone)
@@ -195,6 +200,35 @@ def test_followers_of_different_sizes_are_each_one_alone():
         np.testing.assert_allclose(e.lower.y[i, :n], one.lower.y, atol=1e-12)
         np.testing.assert_array_equal(e.lower.y[i, n:], 0)
         np.testing.assert_allclose(e.lower.margin[i], one.margin, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_number_of_followers_of_any_sizes_is_the_sum_by_hand(seed):
+    rng = np.random.default_rng(100 + seed)
+    sizes = rng.integers((1, 0), (5, 4), size=(rng.integers(1, 12), 2)).tolist()
+    data, x = sized(rng, sizes), jnp.asarray(rng.uniform(-1, 1, size=2))
+    together = lambda x, ys, d: jnp.sum(ys) * x[0] + jnp.sum(ys**2)
+    padded = bx.Followers.padded(resized, data, upper=together)
+    e = bx.hypergradient(padded, x)
+
+    def by_hand(x):
+        """All in one lower level: the sum of all costs, and the rows of all."""
+        parts = [resized(d) for d in data]
+        ends = np.cumsum([n for n, _ in sizes])[:-1]
+        cost = lambda x, y: sum(
+            part.lower(x, own)
+            for part, own in zip(parts, jnp.split(y, ends), strict=True)
+        )
+        rows = bx.Polyhedron(
+            A=block_diag(*(part.constraints.A for part in parts)),
+            b=jnp.concatenate([part.constraints.b for part in parts]),
+        )
+        upper = lambda x, y: jnp.sum(y) * x[0] + jnp.sum(y**2)
+        return bx.hypergradient(bx.Problem(upper, cost, rows), x)
+
+    one = by_hand(x)
+    np.testing.assert_allclose(e.value, one.value, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(e.grad, one.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_padding_that_cannot_be_is_refused():

@@ -1,4 +1,4 @@
-"""`bilevax solve | explain | check | profile | certify | compare | ...`."""
+"""The command `bilevax`; its commands are the files beside this one."""
 
 import argparse
 import os
@@ -14,9 +14,12 @@ from . import (
     certify,
     check,
     compare,
+    doctor,
     evaluate,
+    example,
     experiment,
     explain,
+    export,
     profile,
     solve,
     train,
@@ -59,6 +62,23 @@ def main(arguments: list[str] | None = None) -> int:
         return complain(f"{text}\n(Set BILEVAX_TRACEBACK=1 to see where it came from.)")
 
 
+# As `bilevax --help` lists them.
+_COMMANDS = (
+    solve,
+    explain,
+    check,
+    profile,
+    certify,
+    compare,
+    experiment,
+    train,
+    evaluate,
+    export,
+    example,
+    doctor,
+)
+
+
 class Parser(argparse.ArgumentParser):
     """Tells a mistake in a line or two, without all of the usage before it."""
 
@@ -70,8 +90,8 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="bilevax", description="Constrained bilevel optimisation.")
     top.add_argument(
         "--precision", choices=("float64", "float32"),
-        help="of all computations (default: float64; float32 for `train` and "
-        "`evaluate`)",
+        help="of all computations (default: float64; float32 for `train`, "
+        "`evaluate` and `export`)",
     )  # fmt: skip
     top.add_argument(
         "--version", action="version", version=f"bilevax {bilevax.__version__}"

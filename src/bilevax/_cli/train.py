@@ -12,6 +12,7 @@ from ..adversarial.networks.layers import ACTIVATIONS
 from ..adversarial.networks.models import MODELS
 from ..adversarial.training.curves import draw
 from ..adversarial.training.devices import connect
+from ..adversarial.training.model_card import write_card
 from ..adversarial.training.run_folder import RunFolder, strict_json
 from ..adversarial.training.schedules import SCHEDULES
 from ..adversarial.training.settings import METHODS, READINGS, Settings
@@ -35,15 +36,17 @@ _TEXTS = dict(
     weight_decay="weight of |theta|^2 / 2 in the loss",
     label_smoothing="share of each label that is spread over all classes",
     gamma1="of DS-BLO: 1 / step is gamma1 |m| + gamma2",
-    attack_step="plain step of the bilevel attack (default: 5000/255; 2000/255 for "
-    "epsilon above 8/255)",
-    attack_steps="steps of the training attack (default: 10 for at and trades; 1 for "
-    "bilevel methods, which take another at the end)",
+    attack_step="length of the last step of bilevel methods, a plain one (default: "
+    "12.5 epsilon); without --sign-step all their steps are plain ones of that length",
+    attack_steps="steps of the training attack (default: 10 for at and trades; 4 for "
+    "bilevel methods, 1 with plain steps, and the last one at the end)",
     sign_step="length of sign steps of the training attack (default: epsilon/4 for at "
-    "and trades, plain steps for bilevel methods)",
+    "and trades, epsilon/2 for bilevel methods)",
     implicit_weight="Hessian in the implicit gradient of bilevel methods",
     tied="take the inverse of the attack step for the implicit weight; the run is "
     "watched and may collapse",
+    implicit_every="compute the implicit term at one step in N, drawn at random, and N "
+    "times as large: the same mean for less time",
     variance="variance of the tilt of ds-blo, tilted-momentum and ssigd",
     reading="whether the variance is that of the perturbation which the tilt causes, "
     "or of the tilt itself",
@@ -109,8 +112,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     sub.add_argument(
         "--out", default="results/train", metavar="FOLDER",
-        help="gets rows, curves, weights and a checkpoint per epoch; the same command "
-        "goes on where it was interrupted (default: results/train)",
+        help="gets rows, curves, weights, a model card and a checkpoint per epoch; the "
+        "same command goes on where it was interrupted (default: results/train)",
     )  # fmt: skip
     sub.add_argument(
         "--afresh", action="store_true", help="discard a run that is there already"
@@ -191,6 +194,11 @@ def run(options) -> int:
             ensemble=not options.no_ensemble,
             progress=progress,
         )
+    scored_on = "held-out training images" if options.held_out else "test images"
+    scores = {name: result[name] for name in networks if name in result}
+    write_card(
+        options.out, trained.model, images, settings, trained.stopped, scores, scored_on
+    )
     return show(options, trained, result)
 
 
@@ -208,7 +216,7 @@ def show(options, trained, result: dict) -> int:
                 if name in result:
                     print(f"{name:>8}: {accuracies(result[name])}")
             missing = "" if figure else " (no figure)"
-            print(f"rows, curves and weights: {folder}{missing}")
+            print(f"rows, curves, weights and model card: {folder}{missing}")
     return 1 if trained.failed else 0
 
 

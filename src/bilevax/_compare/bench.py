@@ -1,6 +1,5 @@
 """One run of a comparison, from a problem and a method to a row."""
 
-import time
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 from .._driver.solve import solve
 from .._files import checkpoint as checkpoints
 from .._methods.base import AbstractMethod, refused as refused_class
+from .._programs.stopwatch import Stopwatch
 from .budget import Budget, at_looks, solves_at_looks
 from .cases import Instance
 
@@ -72,12 +72,9 @@ class Bench:
         """Seconds to compile; nothing is compiled again for shapes seen before."""
         shapes = _shapes((instance.problem, method, instance.x0))
         if shapes not in self.compiled:
-            took = []
-            for _ in range(2):
-                began = time.perf_counter()
-                self._solve(instance, method, 0, self.budget.chunk)
-                took.append(time.perf_counter() - began)
-            self.compiled[shapes] = max(took[0] - took[1], 0.0)
+            watch = Stopwatch()
+            self._solve(instance, method, 0, self.budget.chunk)
+            self.compiled[shapes] = watch.seconds - watch.running
         return self.compiled[shapes]
 
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from .._arguments import check_count, check_number
 from .._driver.history import History
 
 
@@ -27,14 +28,11 @@ class Budget:
     def __post_init__(self):
         for name in ("steps", "look_every", "lower_solves"):
             number = getattr(self, name)
-            if number is None and name == "lower_solves":
-                continue
-            if number is None or number != int(number) or number < 1:
-                raise ValueError(
-                    f"`{name}` must be a positive integer; got {number!r}."
-                )
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"`seconds` must be positive; got {self.seconds!r}.")
+            if number is not None or name != "lower_solves":
+                check_count(number, name)
+        if self.seconds is not None:
+            what = "positive, or None for as long as the steps take"
+            check_number(self.seconds, "seconds", what, np.nextafter(0, 1))
 
     @property
     def chunk(self) -> int:

@@ -6,9 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
+from .._arguments import check_number, listed
 from .._constraints import Box
 from .._methods.base import AbstractMethod
 from .._problem.problem import AbstractProblem
@@ -31,6 +33,20 @@ class Case:
     x0: PyTree | Callable[[int], PyTree] | None = None
     target: float | Callable[[int], float] | None = None
     signature: str = ""
+
+    def __post_init__(self):
+        for name in ("name", "signature"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(
+                    f"`{name}` of a Case must be a text; got {getattr(self, name)!r}."
+                )
+        if not (isinstance(self.problem, AbstractProblem) or callable(self.problem)):
+            raise ValueError(
+                f"`problem` of {self.name!r} must be a problem, or a function from a "
+                f"seed to one; got {type(self.problem).__name__}."
+            )
+        if not (self.target is None or callable(self.target)):
+            check_number(self.target, "target", "a value of F, or a function of seeds")
 
     def instance(self, seed: int) -> "Instance":
         """The problem, start and target of one seed."""
@@ -61,7 +77,7 @@ def as_cases(problems: Mapping[str, Any] | Iterable[Case]) -> list[Case]:
     if isinstance(problems, Mapping):
         cases = [_as_case(str(name), entry) for name, entry in problems.items()]
     else:
-        cases = list(problems)
+        cases = listed(problems, "problems", "cases")
     for case in cases:
         if not isinstance(case, Case):
             raise ValueError(
@@ -89,6 +105,7 @@ def as_methods(
     if isinstance(methods, Mapping):
         pairs = [(str(name), method) for name, method in methods.items()]
     else:
+        methods = listed(methods, "methods", "methods")
         pairs = [(type(method).__name__, method) for method in methods]
     for name, method in pairs:
         if not isinstance(method, AbstractMethod):
@@ -102,10 +119,16 @@ def as_methods(
 
 def as_seeds(seeds: int | Sequence[int]) -> list[int]:
     """`range(seeds)`, or the seeds themselves."""
-    listed = list(range(seeds)) if isinstance(seeds, int) else [int(s) for s in seeds]
-    if not listed or len(set(listed)) != len(listed):
+    if isinstance(seeds, int | np.integer) and not isinstance(seeds, bool):
+        numbers = list(range(seeds))
+    else:
+        given = listed(seeds, "seeds", "whole numbers")
+        for seed in given:
+            check_number(seed, "seeds", "a number of seeds or a list of whole numbers")
+        numbers = [int(seed) for seed in given]
+    if not numbers or len(set(numbers)) != len(numbers):
         raise ValueError(f"`seeds` must be one or more different seeds; got {seeds!r}.")
-    return listed
+    return numbers
 
 
 def _check_names(names: list[str], what: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._arguments import check_count, check_number, listed
 from .._driver.tune import with_value
 from .._methods.base import AbstractMethod
 
@@ -27,16 +28,22 @@ class StepGrid:
     seeds: tuple[int, ...] = (1_000_000,)
 
     def __post_init__(self):
-        if self.trials != int(self.trials) or self.trials < 1:
+        check_count(self.trials, "trials")
+        for name in ("low", "high"):
+            check_number(getattr(self, name), name, "a positive number")
+        if not isinstance(self.by, str | Mapping):
             raise ValueError(
-                f"`trials` must be a positive integer; got {self.trials!r}."
+                "`by` must name a field of the methods, or be a dictionary from names "
+                f"of methods to fields or functions; got {self.by!r}."
             )
+        for seed in listed(self.seeds, "seeds", "whole numbers"):
+            check_number(seed, "seeds", "a list of whole numbers")
         if not 0 < self.low <= self.high:
             raise ValueError(
                 "`low` and `high` must be positive and in order; got "
                 f"{self.low!r} and {self.high!r}."
             )
-        if not self.seeds:
+        if len(self.seeds) == 0:
             raise ValueError("`seeds` must hold at least one seed to tune on.")
 
     @property

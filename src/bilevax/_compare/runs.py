@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._arguments import check_count, check_flag, check_path
 from .._executors.gather import check_executor
 from .._files.progress import progress_bar
 from .._methods.base import AbstractMethod
@@ -98,7 +99,12 @@ def compare(
         raise ValueError(
             f"`budget` must be a Budget, such as Budget(steps=300); got {budget!r}."
         )
-    grid = StepGrid(tune) if isinstance(tune, int) and tune else tune or None
+    check_flag(progress, "progress")
+    check_path(folder, "folder")
+    grid = tune if isinstance(tune, StepGrid) else None
+    if not (tune is None or isinstance(tune, StepGrid)):
+        check_count(tune, "tune")
+        grid = StepGrid(int(tune))
     if grid is not None and set(grid.seeds) & set(seeds):
         raise ValueError("Seeds of `tune` must not be among the `seeds` that count.")
     if executor is not None:

@@ -18,4 +18,8 @@ from .moving import is_function as is_function
 from .nonempty import check_box as check_box, check_polyhedron as check_polyhedron
 from .polyhedron import Polyhedron as Polyhedron
 from .simplex import Simplex as Simplex
-from .sparse import SparseMatrix as SparseMatrix, is_sparse as is_sparse
+from .sparse import (
+    SparseMatrix as SparseMatrix,
+    csr_of as csr_of,
+    is_sparse as is_sparse,
+)

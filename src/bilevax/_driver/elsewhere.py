@@ -11,7 +11,6 @@ from .._executors.gather import Job, Lost, gathered
 from .._files.digest import digest
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
-from .._programs.control import often
 from .._programs.threads import few_threads
 from .._status import Status, message
 from .coupled import answer_from
@@ -58,7 +57,7 @@ def solutions_of(jobs: list[dict]) -> list[Solution]:
         run = Run(**job, view=view, callback=None, tick=_no_tick)
         runs.append(run)
         asking.append(answer_from(run, run.x0, certify))
-    with often(), few_threads(runs[0].view):
+    with few_threads(runs[0].view):
         if runs[0].together:
             return together(asking, len(asking))
         return [alone(one) for one in asking]

@@ -25,7 +25,7 @@ class History:
     - `evaluated_at`, `value`, `seconds`: after how many steps the unperturbed `F` was
       evaluated, what it was, and the seconds spent until then, compilation included.
     - `working`: those of the seconds that the steps themselves took, without measuring
-      scales and without looks at `F`.
+      scales, without looks at `F` and without compilation.
     """
 
     steps: dict[str, np.ndarray] = field(default_factory=dict)

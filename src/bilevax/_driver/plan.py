@@ -10,7 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray, PyTree
 
-from .._arguments import check_count, check_number
+from .._arguments import check_count, check_flag, check_number, check_path
 from .._constraints import Polyhedron, check_polyhedron
 from .._files.checkpoint import check_writable
 from .._lower.choose import is_on_host, with_sparse_rows
@@ -19,6 +19,7 @@ from .._methods.ds_blo import DSBLO
 from .._problem.chart import Chart, chart_of
 from .._problem.checks import checked_point
 from .._problem.followers import Followers
+from .._problem.host import is_in_host_memory
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.quick import once_jit
@@ -30,8 +31,8 @@ from .solution import Solution
 from .starts import enough, first_start, starting_points, usual_count
 
 DEFAULT_STEPS = 300
-# Larger problems are not polished unless asked: BFGS keeps a dense matrix.
-_POLISH_LIMIT = 1000
+# Larger problems are not polished unless asked: BFGS keeps a dense matrix (32 MB here).
+_POLISH_LIMIT = 2000
 # Nor are minibatches, unless of followers of whom all together can be looked at.
 _POLISHED_FOLLOWERS = 5000
 
@@ -132,6 +133,9 @@ class Plan:
             size = ravel_pytree(points[0])[0].size
             small = size <= _POLISH_LIMIT
             whole = isinstance(view, Followers) and len(view) <= _POLISHED_FOLLOWERS
+            if is_in_host_memory(problem):
+                # Some followers are no reason to leave what all have led to.
+                whole = whole and len(view) == problem.sample.data.count
             known = whole if problem.is_sampled else True
             polish = self.looks and known and small
         if chunk is None:
@@ -233,8 +237,12 @@ def planned(
     for name, count in counts.items():
         if count is not None:
             check_count(count, name)
+    check_flag(looks, "looks")
+    if options["polish"] is not None:
+        check_flag(options["polish"], "polish")
+    check_path(options.get("checkpoint"), "checkpoint")
     output, callback = options["output"], options.get("callback")
-    if output not in ("last", "random"):
+    if not (isinstance(output, str) and output in ("last", "random")):
         raise ValueError(f"`output` must be 'last' or 'random'; got {output!r}.")
     if not (stop is None or isinstance(stop, Stop)):
         raise ValueError(

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from .._lower.choose import is_on_host
+from .._problem.host import is_in_host_memory
 from .._programs.control import Packed, on_device, on_host
 from .._programs.quick import quick_jit
 
@@ -91,7 +92,9 @@ def _form(request: Request):
 
 def _answers(requests: list[Request], size: int) -> list[Any]:
     by_itself = size <= _FEW and not requests[0].late
-    if size == 1 or by_itself or is_on_host(requests[0].arguments[0]):
+    first = requests[0].arguments
+    fed = any(map(is_in_host_memory, first))
+    if size == 1 or by_itself or fed or is_on_host(first[0]):
         return [request() for request in requests]
     members = [Packed(request.arguments) for request in requests]
     members += [members[-1]] * (size - len(members))

@@ -7,7 +7,6 @@ true `F`, early stopping, checkpoints) happens in Python between chunks of steps
 import functools
 import os
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,9 +19,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray
 
+from .._arguments import check_number
 from .._files import checkpoint as checkpoints
 from .._implicit.feasible import moves, onto_allowed, onto_domain
-from .._implicit.hypergradient import Evaluation, hypergradient, is_large
+from .._implicit.hypergradient import (
+    Evaluation,
+    hypergradient,
+    is_large,
+    one_of_many,
+)
 from .._judge.certificate import certify
 from .._lower.active_set import opened_factor
 from .._lower.base import strongly_typed
@@ -30,15 +35,18 @@ from .._lower.choose import is_on_host
 from .._methods.base import AbstractMethod, Record, Scales
 from .._problem.chart import Chart
 from .._problem.followers import Followers
+from .._problem.host import is_in_host_memory
 from .._problem.problem import AbstractProblem, Problem
 from .._programs.control import stage_by_stage
 from .._programs.quick import once_jit, quick_jit
+from .._programs.stopwatch import Stopwatch
 from .._status import Status, has_value, status_code, status_name
 from .average import Average
+from .feeding import advance_fed
 from .history import History, blank_records, checked_history, to_arrays, with_scalars
 from .requests import Asking, Request
 from .scales import measure_scales
-from .steps import advance_in_stages, fold_in, is_often, is_usual, runs_in_stages
+from .steps import advance_in_stages, fold_in, is_usual, runs_in_stages
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
@@ -48,7 +56,9 @@ _BRIEF = 3000
 _STEPS_TO_JUDGE = 10
 _TIME_SPENT = "the time is spent"
 # What a checkpoint says of a run, beside what identifies it.
-_META = dict(step=int, spent=float, recovering=bool, ended=str | None, stop=str)
+_META = dict(
+    step=int, spent=float, running=float, recovering=bool, ended=str | None, stop=str,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Stop:
     - `momentum`: `|m|` below this share of the first gradient. Not used where there is
       a domain, on whose boundary gradients do not vanish.
     - `move`: steps of `x` below this share of the length scale of the problem.
-    - `seconds`: time spent.
+    - `seconds`: time spent, without compilation.
     - `certificate`: `(radius, eps)`: the Goldstein measure at this `radius` is
       at most `eps`.
     """
@@ -67,6 +77,22 @@ class Stop:
     move: float = 1e-12
     seconds: float = float("inf")
     certificate: tuple[float, float] | None = None
+
+    def __post_init__(self):
+        for name in ("momentum", "move", "seconds"):
+            value, what = getattr(self, name), "a limit, zero or more"
+            # Infinity, too, is a limit.
+            if not (isinstance(value, float) and value == np.inf):
+                check_number(value, name, what, 0)
+        if self.certificate is not None:
+            pair = self.certificate
+            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise ValueError(
+                    "`certificate` must be a pair `(radius, eps)`; got "
+                    f"{self.certificate!r}."
+                )
+            check_number(pair[0], "certificate", "of a positive radius", 5e-324)
+            check_number(pair[1], "certificate", "of a bound `eps`, zero or more", 0)
 
 
 @dataclass
@@ -95,20 +121,22 @@ class Run:
 
     def go(self, x0) -> Asking["End"]:
         """All chunks."""
-        began = time.perf_counter()
+        watch = Stopwatch()
         x, e = yield from self._look(strongly_typed(x0))
         if not has_value(e.status):
             return End((x, e), (x, e), History(), "no start", 1.0, None)
         scales = Scales(*(jnp.asarray(1.0),) * 3)
         if self.method.uses_scales:
-            scales = yield from measure_scales(plain(self.view), x, e)
+            scales = yield from measure_scales(
+                plain(self.view), x, e, self.problem.is_sampled
+            )
         e, scales = self._fitting(x, e, scales)
         begin = (self.view, self.method, x, e, scales, self.key)
         first = start_in_stages if self.in_stages else start
         state = yield Request(first, begin)
         kept, chosen = x, self._chosen_step()
         mean = None if self.average is None else x
-        history, step, spent = History().evaluated(0, e.value, 0.0, 0.0), 0, 0.0
+        history, step = History().evaluated(0, e.value, 0.0, 0.0), 0
         ended = None
         # The way back from an empty lower level is long to compile and rarely needed:
         # a chunk that would need it is run again with it.
@@ -117,7 +145,8 @@ class Run:
             problem = untilted(self.problem)
         if self.checkpoint is not None and os.path.exists(self.checkpoint):
             (state, kept, x, mean), history, meta = self._restore(state, kept, x, mean)
-            step, spent, ended = meta["step"], meta["spent"], self._ended(meta)
+            step, ended = meta["step"], self._ended(meta)
+            watch = Stopwatch(meta["spent"], meta["running"])
             problem = self.problem if meta["recovering"] else problem
             x, e = yield from self._look(x)
             self.tick(step if ended is None else self.num_steps)
@@ -125,7 +154,7 @@ class Run:
         while step < self.num_steps and ended is None:
             last = min(step + self.chunk, self.num_steps)
             before = (state, kept, mean, step, last, chosen)
-            left = time.perf_counter()
+            left = watch.running
             state, kept, mean, records = yield self._chunk(problem, *before)
             jax.block_until_ready(records)
             hopeful = moves(self.view) and problem is not self.problem
@@ -134,25 +163,24 @@ class Run:
                 problem = self.problem
                 state, kept, mean, records = yield self._chunk(problem, *before)
                 jax.block_until_ready(records)
-            working = float(history.working[-1]) + time.perf_counter() - left
+            working = float(history.working[-1]) + watch.running - left
             history = history.extended(records, last - step)
             self.tick(last - step)
             first, step = step, last
             x, e = yield from self._look(state.x, history)
-            seconds = spent + time.perf_counter() - began
-            history = history.evaluated(step, e.value, seconds, working)
+            history = history.evaluated(step, e.value, watch.seconds, working)
             if has_value(e.status) and not float(e.value) > float(best[1].value):
                 best = (x, e)
             if self._kept_may_be_lower(history, last - first, best[1].value):
                 best = yield from self._lower_of(best, kept)
-            early = self._reason_to_stop(x, e, history, scales, seconds)
+            early = self._reason_to_stop(x, e, history, scales, watch)
             if self._callback_stops(step, x, e.value, history, mean):
                 early = "the callback asked"
             # After the callback, so that what it wrote covers what is saved.
             if self.checkpoint is not None:
                 recovering = problem is self.problem
                 tree = (state, kept, best[0], mean)
-                self._save(tree, history, step, seconds, recovering, early)
+                self._save(tree, history, step, watch, recovering, early)
             if early is not None:
                 reason = early
                 self.tick(self.num_steps - step)
@@ -223,6 +251,12 @@ class Run:
                 self.key, step, last, self.num_steps, chosen,
             ))  # fmt: skip
         program = advance_briefly if self.is_brief else advance
+        if is_in_host_memory(self.problem):
+            # Its own number of steps: Python goes through them.
+            return Request(advance_fed, (
+                program, problem, self.method, self.average, state, kept, mean,
+                self.key, step, last, self.num_steps, chosen,
+            ), late=1)  # fmt: skip
         return Request(program, (
             problem, self.method, self.average, self.chunk, state, kept, mean,
             self.key, *map(jnp.asarray, (step, last, self.num_steps, chosen)),
@@ -238,14 +272,7 @@ class Run:
         steps = runs_in_stages(self.problem, self.method, self.num_steps)
         if is_on_host(self.problem):
             return steps
-        return self.polish and steps and not self.is_one_of_many
-
-    @functools.cached_property
-    def is_one_of_many(self) -> bool:
-        """Whether programs of its own pay, because other runs have them already."""
-        # Who continues a run has made another number of runs before.
-        alone = self.checkpoint is not None
-        return self.together or (not alone and is_often(self.problem, self.method))
+        return self.polish and steps and not self.together
 
     @functools.cached_property
     def is_brief(self) -> bool:
@@ -263,7 +290,7 @@ class Run:
         drawn = jr.randint(jr.fold_in(self.key, self.num_steps), (), 0, self.num_steps)
         return max(0, int(drawn) - self.method.lag)
 
-    def _reason_to_stop(self, x, e, history, scales, seconds) -> str | None:
+    def _reason_to_stop(self, x, e, history, scales, watch: Stopwatch) -> str | None:
         momentum = history["momentum_norm"][-1]
         # One step proves nothing: the first one of DS-BLO stays where it is.
         enough = max(self.chunk, _STEPS_TO_JUDGE)
@@ -274,7 +301,7 @@ class Run:
             return "the momentum vanished"
         if len(history) >= enough and move < self.stop.move * float(scales.length):
             return "the steps vanished"
-        if seconds > self.stop.seconds:
+        if watch.running > self.stop.seconds:
             return _TIME_SPENT
         if self.stop.certificate is not None:
             radius, eps = self.stop.certificate
@@ -308,11 +335,11 @@ class Run:
         same = meta["stop"] == repr(self.stop)
         return meta["ended"] if same and meta["ended"] != _TIME_SPENT else None
 
-    def _save(self, tree, history, step, seconds, recovering, ended):
+    def _save(self, tree, history, step, watch: Stopwatch, recovering, ended):
         arrays = checkpoints.flatten(tree, "state_") | to_arrays(history)
         meta = self._meta | dict(
-            step=step, spent=seconds, recovering=recovering, ended=ended,
-            stop=repr(self.stop),
+            step=step, spent=watch.seconds, running=watch.running,
+            recovering=recovering, ended=ended, stop=repr(self.stop),
         )  # fmt: skip
         checkpoints.save(self.checkpoint, arrays, meta)
 
@@ -457,4 +484,4 @@ def evaluate_allowed(problem: Problem, x) -> Asking[tuple[Any, Evaluation]]:
 def _inside(problem: Problem, x):
     """The nearest point of the domain, and `F` there."""
     x = onto_domain(problem, x)
-    return x, hypergradient(problem, x, throw=False)
+    return x, one_of_many(problem, x)

@@ -17,13 +17,15 @@ from .requests import Asking, Request
 _RUNGS = 4.0 ** np.arange(-8, 5)
 
 
-def measure_scales(problem: Problem, x, e: Evaluation) -> Asking[Scales]:
+def measure_scales(
+    problem: Problem, x, e: Evaluation, sampled: bool = False
+) -> Asking[Scales]:
     """Scales at `x`, where `e` was evaluated.
 
     The length is the diagonal of a bounded domain; for free coordinates it is four
     times the rung of a ladder along the negative gradient at which `F` is lowest (the
     shortest such one, since `F` may be flat from somewhere on). Multiplying `x`, `f` or
-    `g` by a constant multiplies the scales.
+    `g` by a constant multiplies the scales. `sampled`: whether steps see samples.
     """
     slope, direction, units = yield Request(_first_look, (problem, x, e))
     ranges, free = _ranges(problem, x)
@@ -32,7 +34,7 @@ def measure_scales(problem: Problem, x, e: Evaluation) -> Asking[Scales]:
         rung = yield from _best_rung(problem, x, direction, _unit(units), e)
     sizes = problem, x, e.lower.y, direction, *map(np.asarray, (ranges, rung))
     length, force = yield Request(_length_and_force, sizes)
-    return Scales(length, slope, force)
+    return Scales(length, slope, force, sampled)
 
 
 def _ranges(problem: Problem, x):

@@ -272,7 +272,7 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
     )
 
 
-def _looked_around(run: Run, end: End, x, e, polished: Polish) -> Asking[tuple]:
+def _looked_around(run: Run, end: End, x, e, done: Polish) -> Asking[tuple]:
     """Second looks, each followed by a polish, as long as they lead on."""
     history, around = end.history, None
     for _ in range(_LOOKS):
@@ -287,25 +287,25 @@ def _looked_around(run: Run, end: End, x, e, polished: Polish) -> Asking[tuple]:
         x, e, more = yield from polish_rounds(run, end.length, near, there)
         around = seen.led_on(before - float(e.value))
         told = lambda p: (p.start_value, p.steps, p.evaluations)
-        both = (polished.steps + more.steps, polished.evaluations + more.evaluations)
-        polished = eqx.tree_at(told, more, (polished.start_value, *both))
-    return x, e, polished, around
+        both = (done.steps + more.steps, done.evaluations + more.evaluations)
+        done = eqx.tree_at(told, more, (done.start_value, *both))
+    return x, e, done, around
 
 
 def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     """The status of the result, and why the run ended.
 
     A value that is no number is no answer, and neither is one that has no end. Whether
-    it has is asked where a polish was asked for: comparisons pay for no look at `F`
-    beyond their own.
+    it has is asked with or without a polish; only a run that never looks at `F` cannot
+    know, and one on samples, whose end is noise, asks a shorter question.
     """
     if has_value(e.status) and not np.isfinite(e.value):
         return Status.non_finite, end.reason
-    if run.looks and run.problem.is_sampled and not run.polish and has_value(e.status):
+    if not (run.looks and has_value(e.status)):
+        return e.status, end.reason
+    if run.problem.is_sampled and not run.polish:
         told = still_falling(run.view, x, e, end.length)
         return e.status, end.reason if told is None else f"{end.reason}; {told}"
-    if not (run.polish and has_value(e.status)):
-        return e.status, end.reason
     found = beyond(run.view, run.x0, x, e, end.length)
     if found is Beyond.unbounded:
         return Status.unbounded, found.value
@@ -322,7 +322,7 @@ def polish_rounds(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polis
     first: Any = np.asarray(1e-3 * length, jax.tree.leaves(x)[0].dtype)
     start, steps, evaluations = e.value, 0, 0
     for _ in range(_POLISH_ROUNDS):
-        begin = (x, e.lower, first, not run.is_one_of_many)
+        begin = (x, e.lower, first, not run.together)
         done = yield Request(polish_from, (plain(run.view), *begin), late=2)
         if int(done.empty) and moves(run.view):
             done = yield Request(polish_from, (run.view, *begin), late=2)

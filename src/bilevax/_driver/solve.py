@@ -2,19 +2,17 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from .._arguments import check_count, checked_key
+from .._arguments import check_count, check_flag, checked_key, listed
 from .._files.progress import progress_bar
 from .._methods.base import AbstractMethod
 from .._problem.problem import AbstractProblem
-from .._programs.control import often
 from .._programs.threads import few_threads
 from .._status import BilevelError, is_traced
 from .elsewhere import elsewhere
@@ -57,7 +55,7 @@ def solve(
       most 200 variables and rows, up to eight, until the best value has come three
       times. `num_starts=1` is one; so is a run that is saved, watched or not polished.
     - `polish`: whether a deterministic descent on `F` follows; by default for
-      deterministic problems with at most 1000 entries of `x`.
+      deterministic problems with at most 2000 entries of `x`.
     - `certify`: a radius at which to measure stationarity of the result.
     - `output`: "last", or "random" for an iterate drawn as in `Thm:Main_I`.
     - `average`: the decay of a running average of the iterates, `solution.average`.
@@ -79,7 +77,10 @@ def solve(
     in units of its own (a coordinate with bounds three decades apart in logarithms). A
     result that is no answer raises a `BilevelError`, unless `throw=False`.
     """
+    starts = listed(starts, "starts", "starting points")
     _check_not_traced("solve", problem, method, x0, key, starts)
+    check_flag(throw, "throw")
+    check_flag(progress, "progress")
     if executor is not None and callback is not None:
         raise ValueError(
             "`callback` is a function of this process, and with an `executor` the run "
@@ -102,7 +103,7 @@ def solve(
         checkpoint=checkpoint,
     )
     task = Task(problem, x0, checked_key(key))
-    with progress_bar(plan.total, enabled=progress) as tick, often():
+    with progress_bar(plan.total, enabled=progress) as tick:
         begun = plan.begun(task, tick)
         if executor is not None:
             best = best_of(begun.needed(elsewhere(executor, [begun], tick)))
@@ -159,7 +160,10 @@ def solve_many(
     `success`, `status` and `message` of its solution tell, and the others stay right.
     Seconds in the histories are those of the whole batch.
     """
+    problems = listed(problems, "problems", "problems")
     _check_not_traced("solve_many", problems, method, x0s, keys)
+    check_count(num_starts, "num_starts")
+    check_flag(progress, "progress")
     plan = planned(
         method=method,
         num_steps=num_steps,
@@ -174,7 +178,7 @@ def solve_many(
     )
     check_count(batch, "batch")
     total = len(problems) * plan.total
-    with progress_bar(total, enabled=progress) as tick, often():
+    with progress_bar(total, enabled=progress) as tick:
         begun = [plan.begun(task, tick) for task in _tasks(problems, x0s, keys)]
         if not begun:
             return []
@@ -207,9 +211,8 @@ def _functions(problem) -> tuple:
 
 def _tasks(problems, x0s, keys) -> list[Task]:
     count = len(problems)
-    if isinstance(x0s, jax.Array | np.ndarray):
-        x0s = list(x0s)
-    if isinstance(keys, int | np.integer) or getattr(keys, "shape", None) == ():
+    x0s = listed(x0s, "x0s", "starting points, one per problem,")
+    if not isinstance(keys, Iterable) or getattr(keys, "shape", None) == ():
         keys = jr.split(checked_key(keys), count)
     keys = [checked_key(key) for key in keys]
     for name, things in (("x0s", x0s), ("keys", keys)):

@@ -71,11 +71,18 @@ def first_start(problem: Problem, x0: PyTree | None) -> PyTree[Array]:
 
 def starting_points(problem: Problem, first, starts, count: int, key) -> list[PyTree]:
     """The first start, those given, and others drawn until there are `count`."""
-    points = [first, *(checked_point(problem, point) for point in starts)]
+    points = [first, *(_checked_start(problem, *pair) for pair in enumerate(starts))]
     flat, unravel = ravel_pytree(first)
     for i in range(count - len(points)):
         points.append(unravel(_random_start(problem, flat, jr.fold_in(key, i))))
     return points
+
+
+def _checked_start(problem: Problem, i: int, point) -> PyTree:
+    try:
+        return checked_point(problem, point)
+    except ValueError as error:
+        raise ValueError(f"`starts[{i}]` is no start: {error}") from None
 
 
 def _random_start(problem: Problem, flat, key):

@@ -12,9 +12,7 @@ from .._lower.choose import checked_solver, is_on_host
 from .._methods.asking import AbstractAskingMethod
 from .._problem.problem import AbstractProblem, Problem
 from .._programs.control import (
-    Packed,
     brief_stage,
-    often,
     on_device,
     on_host,
     stage_by_stage,
@@ -23,9 +21,6 @@ from .history import with_scalars
 
 # Runs of more steps are one program: compiling it then costs less than it saves.
 _SHORT = 500
-# So are further runs of a kind of which there were so many: by then they have taken as
-# long as the compilation does.
-_OFTEN = 30
 
 
 def runs_in_stages(problem: AbstractProblem, method, num_steps: int) -> bool:
@@ -33,13 +28,6 @@ def runs_in_stages(problem: AbstractProblem, method, num_steps: int) -> bool:
     asks = isinstance(method, AbstractAskingMethod) and method.takes_stages
     short = num_steps <= _SHORT or is_on_host(problem)
     return short and asks and is_usual(problem)
-
-
-def is_often(problem: AbstractProblem, method) -> bool:
-    """Whether many runs of this kind have begun; it counts those that ask."""
-    met = Packed((problem, method)).form.met
-    met["runs"] = met.get("runs", 0) + 1
-    return met["runs"] > _OFTEN
 
 
 def is_usual(problem: AbstractProblem) -> bool:
@@ -73,7 +61,7 @@ def advance_in_stages(
 ):
     """`advance`, one step after the other."""
     records = []
-    with stage_by_stage(), often():
+    with stage_by_stage(often=True):
         problem, method, state = on_host((problem, method, state))
         track = Track(*on_host((kept, np.asarray(np.inf), mean)))
         for t in range(first, last):

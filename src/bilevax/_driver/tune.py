@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
+from .._arguments import check_number, listed
 from .._methods.base import AbstractMethod
 from .._methods.ds_blo import DSBLO
 from .._problem.problem import AbstractProblem
@@ -45,7 +46,8 @@ class Tuning:
 
 def with_value(method: AbstractMethod, parameter: str, value: float) -> AbstractMethod:
     """`method` with another value of the number called `parameter`."""
-    if getattr(method, parameter, None) is None:
+    known = isinstance(parameter, str) and isinstance(method, AbstractMethod)
+    if not known or getattr(method, parameter, None) is None:
         raise ValueError(
             f"`parameter` must name a number of {type(method).__name__}; "
             f"{parameter!r} is not set."
@@ -101,6 +103,9 @@ def tune(
             "`tune` compares values of one objective, and the problem has upper "
             "constraints: tune on `bx.penalised(problem, weight)`."
         )
+    grid = listed(grid, "grid", "numbers")
+    for value in grid:
+        check_number(value, "grid", "a list of numbers")
     if len(grid) == 0:
         raise ValueError("`grid` must hold at least one value.")
     trials = [with_value(method, parameter, value) for value in grid]

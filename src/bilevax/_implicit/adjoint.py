@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
+from .._arguments import as_number, check_fields
 from .._constraints import AbstractConstraints
 from .._lower.base import LowerSolution
 from .._lower.dense import curvature, flatten, largest, probe, ratio
@@ -27,7 +29,7 @@ from .._lower.free import free_solve, free_subspace
 from .._lower.sparse.hessian import SparseHessian
 from .._lower.sparse.kkt import SparseFactor
 from .._problem.problem import Problem
-from .._programs.arrays import xp
+from .._programs.arrays import sp, xp
 from .._programs.control import in_stages, loop, unless_rarely
 from .._programs.modules import Plain
 from .._status import is_traced
@@ -67,11 +69,19 @@ def kkt_system(problem: Problem, x, y, active) -> KKTSystem:
 class AbstractAdjoint(Plain):
     """A way to solve the KKT system of a lower-level solution."""
 
+    def __check_init__(self):
+        check_fields(self)
+
     @abc.abstractmethod
     def solve(
         self, system: KKTSystem, solution: LowerSolution, top, bottom
     ) -> tuple[Float[Array, " n"], Float[Array, " k"], Bool[Array, ""]]:
         """`v`, `w` and whether the residual is small."""
+
+    def free(self, system: KKTSystem, solution: LowerSolution) -> Callable:
+        """The projector on the free subspace."""
+        size, dtype = system.y.size, system.y.dtype
+        return free_subspace(system.constraints, system.active, size, dtype).project
 
     def inverse(self, system: KKTSystem, solution: LowerSolution) -> Callable:
         """`v` as a function of `top`, for `bottom = 0`; a few digits are enough."""
@@ -194,6 +204,12 @@ class SparseAdjoint(AbstractAdjoint):
                 v, w, fine = self._refined(factor, system, top, bottom)
         return v.astype(top.dtype), w.astype(bottom.dtype), xp.asarray(fine)
 
+    def free(self, system, solution):
+        """By the factor with the identity in place of the Hessian."""
+        factor = solution.factor.at(sp.eye_array(system.y.size, format="csr"))
+        nothing = np.zeros(len(factor.active))
+        return lambda d: factor.solve(np.asarray(d, float), nothing)[0].astype(d.dtype)
+
     def _refined(self, factor: SparseFactor, system: KKTSystem, top, bottom):
         tol, norm = tolerances(top.dtype), factor.fixed.norm
         active, v, w = factor.active, 0 * top, 0 * bottom
@@ -274,9 +290,12 @@ class ScaledIdentity(AbstractAdjoint):
     that comes through the lower level is scaled on purpose.
     """
 
-    weight: Float[Array, ""] = eqx.field(converter=lambda w: jnp.asarray(w, float))
+    weight: Float[Array, ""] = eqx.field(
+        converter=as_number, metadata={"number": "constant"}
+    )
 
     def __check_init__(self):
+        check_fields(self)
         if not is_traced(self.weight) and not 0 < float(self.weight) < jnp.inf:
             raise ValueError(
                 f"`weight` must be a positive number; got {float(self.weight)}."
@@ -309,6 +328,23 @@ def refuse_danskin(problem) -> None:
             "Danskin() takes the answer of the lower level as fixed, and `upper` takes "
             "prices, which move with `x`. Leave `adjoint` out."
         )
+
+
+class Occasional(AbstractAdjoint):
+    """Another adjoint, `times` as large where `now` holds, and nothing where not.
+
+    Where `now` is drawn with the probability `1 / times` the mean over the draws is the
+    whole adjoint; where it does not hold, the mixed derivative of `g` is not computed.
+    """
+
+    adjoint: AbstractAdjoint
+    now: Bool[Array, ""]
+    times: int
+
+    def solve(self, system, solution, top, bottom):
+        v, w, fine = self.adjoint.solve(system, solution, top, bottom)
+        scaled = lambda part: jnp.where(self.now, self.times * part, 0)
+        return scaled(v), scaled(w), fine
 
 
 def largest_curvature(operator, like, steps: int = 30):

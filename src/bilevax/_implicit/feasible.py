@@ -14,42 +14,27 @@ from jaxtyping import Array, Float, PyTree
 
 from .._constraints import Box, Polyhedron
 from .._lower.active_set import ActiveSet, blank_solution
-from .._lower.base import LowerSolution
+from .._lower.choose import is_on_host
 from .._lower.dense import unit_rows
 from .._lower.interior_point import InteriorPoint
 from .._problem.followers import Followers
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.control import in_stages, on_host, run_if
-from .._programs.modules import Plain
-from .._programs.quick import quick_jit
+from .._programs.quick import in_program, quick_jit
 from .._tolerances import tolerances
-from .adjoint import DenseAdjoint, kkt_system
+from .joint import (
+    LOWER_WEIGHT,
+    PROXIMAL_STEPS,
+    Nearest,
+    joint_problem,
+    onto_allowed_sparse,
+)
 
-# Weight of `y` in the joint program: enough for strong convexity, too little to matter
-# after the proximal steps below.
-_LOWER_WEIGHT = 1e-6
-_PROXIMAL_STEPS = 4
 # Rounds where rows are made linear around each point.
 _LINEARISATIONS = 8
 # Rows of the joint program above which it starts from an interior point.
 _LARGE = 200
-
-
-class Nearest(Plain):
-    """The nearest allowed point, with what its derivative needs."""
-
-    x: Float[Array, " d"]
-    problem: Problem
-    solution: LowerSolution
-
-    def pull_back(self, v: Float[Array, " d"]) -> Float[Array, " d"]:
-        """`J^T v` with `J` the derivative of the projection (symmetric)."""
-        u = ravel_pytree(self.solution.y)[0]
-        system = kkt_system(self.problem, self.x, u, self.solution.active)
-        top = jnp.zeros_like(u).at[: v.size].set(v)
-        bottom = jnp.zeros_like(self.solution.multipliers)
-        return DenseAdjoint().solve(system, self.solution, top, bottom)[0][: v.size]
 
 
 def moves(problem: Problem | Followers) -> bool:
@@ -91,9 +76,15 @@ def excess(domain: Polyhedron, x: Float[Array, " d"]):
     return sign @ over, sign @ rows.A
 
 
-@quick_jit
 def onto_allowed(problem: Problem, x: PyTree[Array]) -> PyTree[Array]:
     """The nearest point of the domain at which the lower level has a point."""
+    if is_on_host(problem) and not in_program():
+        return onto_allowed_sparse(problem, x)
+    return _onto_allowed(problem, x)
+
+
+@quick_jit
+def _onto_allowed(problem: Problem, x):
     flat, unravel = ravel_pytree(x)
 
     def again(state, _):
@@ -140,56 +131,31 @@ def nearest(
         weight = _weight(problem, unravel(x), x.dtype, start)
     y = ravel_pytree(problem.y0)[0].astype(x.dtype)[:n] if y is None else y
     solver = ActiveSet(diagnose=False)
-    joint = _joint(rows, x, y, weight)
+    joint = joint_problem(rows, x, y, weight)
     # Of a large program, the path through the interior visits far fewer points.
     large = joint.constraints.num_rows > _LARGE
     first = InteriorPoint(polish=solver)(joint, x) if large else blank_solution(joint)
 
     def proximal(state, _):
         y, last = state
-        solution = solver(_joint(rows, x, y, weight), x, last)
+        solution = solver(joint_problem(rows, x, y, weight), x, last)
         return (jnp.where(solution.success, solution.y[x.size :], y), solution), None
 
     # One site of the solver in the program, however many steps.
     (y, solution), _ = jax.lax.scan(
-        proximal, (y, first), None, length=_PROXIMAL_STEPS if n else 1
+        proximal, (y, first), None, length=PROXIMAL_STEPS if n else 1
     )
-    return Nearest(solution.y[: x.size], _joint(rows, x, y, weight), solution)
+    return Nearest(solution.y[: x.size], joint_problem(rows, x, y, weight), solution)
 
 
 def _weight(problem: Problem | Followers, x, dtype, y) -> Float[Array, ""]:
     """Of `y` beside `x`, in the units in which the rows weigh both alike."""
     A, B, _, _ = _lower_rows(problem, x, dtype, y)
     if B is None:
-        return jnp.asarray(_LOWER_WEIGHT, dtype)
+        return jnp.asarray(LOWER_WEIGHT, dtype)
     ratio = jnp.linalg.norm(A) / jnp.linalg.norm(B)
     usable = jnp.isfinite(ratio) & (ratio > 0)
-    return _LOWER_WEIGHT * jnp.where(usable, ratio, 1).astype(dtype) ** 2
-
-
-def _joint(rows, x, y, weight) -> Problem:
-    return Problem(
-        no_upper,
-        _Distance(y, weight),
-        Polyhedron(A=rows[0], b=rows[1], A_eq=rows[2], b_eq=rows[3]),
-        y0=jnp.concatenate([x, y]),
-    )
-
-
-class _Distance(Plain):
-    """`|z - x|^2 / 2`, and a little weight on the distance of `y` to `near`."""
-
-    near: Float[Array, " n"]
-    weight: Float[Array, ""]
-
-    def __call__(self, x, u):
-        z, y = u[: x.size], u[x.size :]
-        distance = 0.5 * jnp.sum((z - x) ** 2)
-        return distance + 0.5 * self.weight * jnp.sum((y - self.near) ** 2)
-
-
-def no_upper(x, u):
-    return jnp.zeros((), u.dtype)
+    return LOWER_WEIGHT * jnp.where(usable, ratio, 1).astype(dtype) ** 2
 
 
 def _lower_rows(problem: Problem | Followers, x, dtype, y):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
+from .._arguments import check_flag
 from .._lower.active_set import ActiveSet, blank_solution
 from .._lower.base import AbstractLowerSolver, LowerSolution, all_finite, strongly_typed
 from .._lower.choose import (
@@ -25,12 +26,12 @@ from .._problem.problem import AbstractLocalLower, Problem, bare
 from .._programs.arrays import ravel, xp
 from .._programs.control import (
     Packed,
-    UsualPath,
     in_stages,
     on_device,
     on_host,
     once,
     packed,
+    run_if,
     stage,
     stage_by_stage,
     usual_path,
@@ -51,6 +52,7 @@ from .adjoint import (
     Danskin,
     DenseAdjoint,
     KKTSystem,
+    Occasional,
     default_adjoint,
     refuse_danskin,
 )
@@ -73,17 +75,16 @@ def hypergradient(
     """Value and gradient of `F(x) = f(x, y*(x))`: the closed form of `pro:diff`.
 
     One lower-level solve and one adjoint solve, never a full Jacobian; of Followers one
-    each, and a `FollowersEvaluation`. `warm` takes the
-    `lower` of a nearby evaluation. `quality=True` adds the condition of the KKT system
+    each, and a `FollowersEvaluation`. `warm` takes the `lower` of a nearby evaluation,
+    and says that this call is one of many: what they need is then compiled, which
+    a single call does without. `quality=True` adds the condition of the KKT system
     and a bound on the bias of the gradient, at the price of further solves. A failure
     raises a `BilevelError` with its cause and remedy, unless `throw=False` or the call
     is traced; then `status` tells. A kink is no failure, nor are dependent rows.
     """
-    if not isinstance(problem, Problem | Followers):
-        raise ValueError(
-            "`problem` must be a Problem or Followers; got "
-            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
-        )
+    check_problem(problem)
+    check_flag(quality, "quality")
+    check_flag(throw, "throw")
     x = checked_point(problem, x)
     adjoint = problem.adjoint if adjoint is None else adjoint
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")
@@ -91,9 +92,8 @@ def hypergradient(
     check_warm(problem, warm)
     solver = checked_solver(problem, given, dense, on_host=True)
     if staged(problem, x, solver, adjoint, warm):
-        if isinstance(solver, SparseActiveSet):
-            problem = with_sparse_rows(problem)
-        evaluation = _in_stages(problem, x, solver, adjoint, warm, quality)
+        often = warm is not None
+        evaluation = _in_stages(problem, x, solver, adjoint, warm, quality, often)
     else:
         solver = checked_solver(problem, given, dense)
         if warm is None and isinstance(solver, ActiveSet):
@@ -104,6 +104,24 @@ def hypergradient(
     if throw:
         raise_on_failure(evaluation, "The hypergradient")
     return evaluation
+
+
+def check_problem(problem: Any) -> None:
+    """Raise a `ValueError` unless `F` can be evaluated."""
+    if not isinstance(problem, Problem | Followers):
+        raise ValueError(
+            "`problem` must be a Problem or Followers; got "
+            f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem, "
+            "and `.parts(size)` on HostFollowers, first."
+        )
+
+
+def one_of_many(problem: Problem | Followers, x) -> Evaluation:
+    """`hypergradient` without a warm start where many calls follow, as in a run."""
+    solver = checked_solver(problem, None, False, on_host=True)
+    if not staged(problem, x, solver, problem.adjoint):
+        return hypergradient(problem, x, throw=False)
+    return _in_stages(problem, x, solver, problem.adjoint, None, False, often=True)
 
 
 def staged(problem: Problem | Followers, x, solver, adjoint, warm=None) -> bool:
@@ -131,10 +149,13 @@ _STAGED = DenseAdjoint | type(None)
 _has_plain_arrays = remembered(is_plain)
 
 
-def _in_stages(problem, x, solver, adjoint, warm, quality) -> Evaluation:
+def _in_stages(problem, x, solver, adjoint, warm, quality, often: bool) -> Evaluation:
+    """Stage by stage; `often`: as one of many calls."""
+    if isinstance(solver, SparseActiveSet):
+        problem = with_sparse_rows(problem)
     if in_stages():
         return evaluate(problem, x, solver, adjoint, warm, quality)
-    with stage_by_stage(), few_threads(problem):
+    with stage_by_stage(often), few_threads(problem):
         whole = _ready(problem) if solver is USUAL_SOLVER else None
         e = evaluate(problem, x, solver, adjoint, warm, quality, whole)
         # What a program leaves is there already.
@@ -161,12 +182,13 @@ def evaluate(
         e = _evaluate(problem, x, solver, adjoint, warm)
         return _with_quality(e, problem, x, adjoint) if quality else e
     whole = once(_whole, problem, solver) if whole is None else whole
-    own = _usual_path_of(whole, problem, x, warm is None)
-    path = usual_path_in_use() or own
+    _check_new_shapes(whole, problem, x)
+    path = usual_path_in_use()
     e: Any = None
     left_out: Any = True
-    if not isinstance(solver, SparseActiveSet) and path.pays(own.exists):
-        own.exists = True
+    # That of sparse rows is no program.
+    usual = path is not None and not isinstance(solver, SparseActiveSet)
+    if usual and path.pays():
         begin = blank_solution(problem) if warm is None else warm
         large = is_large(problem)
         e, left_out = _usually(whole, _packed_adjoint(adjoint), x, begin, large=large)
@@ -284,19 +306,19 @@ def _read(e: Evaluation) -> Evaluation:
     return with_fields(e, lower=with_fields(e.lower, factor=factor))
 
 
-# So many calls that may each be the only one, and the usual path is compiled.
-_OFTEN = 20
-
-
-def _usual_path_of(whole, problem: Problem, x, cold: bool) -> UsualPath:
-    """The usual path; functions are checked where they meet new shapes."""
+def _check_new_shapes(whole, problem: Problem, x) -> None:
+    """Functions are checked where they meet new shapes."""
     leaves, structure = jax.tree.flatten(x)
-    key = structure, cold, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     if key not in whole.form.met:
         make_room()
         check_functions(problem, x)
-        whole.form.met[key] = UsualPath(after=_OFTEN)
-    return whole.form.met[key]
+        whole.form.met.add(key)
+
+
+def status_codes(lower: LowerSolution, sane, fine):
+    """The number of the status of an answer, as an evaluation of it alone tells it."""
+    return _code_of(_states(lower), sane, fine)
 
 
 def _states(lower: LowerSolution):
@@ -375,7 +397,12 @@ def implicit_gradient(
         bottom = xp.where(lower.active, upper.f_mu, bottom)
     v, w, fine = adjoint.solve(system, lower, top, bottom)
     held = xp.where(lower.active, lower.multipliers, 0)
-    grad, inside = _pulled_back(whole, x, lower.y, upper.f_x, held, v, w)
+    pulled = lambda f_x: _pulled_back(whole, x, lower.y, f_x, held, v, w)
+    if isinstance(adjoint, Occasional):
+        left = upper.f_x, whole[1].inside(problem, x, lower.y)
+        grad, inside = run_if(adjoint.now, lambda both: pulled(both[0]), left)
+    else:
+        grad, inside = pulled(upper.f_x)
     return Implicit(upper.value, upper.aux, grad, fine, inside)
 
 

@@ -7,7 +7,6 @@ from jaxtyping import Array, Bool, Float
 
 from .._lower.base import LowerSolution
 from .._lower.dense import Unravel, along, hessian_operator, largest
-from .._lower.free import free_subspace
 from .._programs.arrays import ravel, xp
 from .._programs.control import opened, stage
 from .._programs.modules import Plain, made
@@ -52,14 +51,11 @@ def quality_of(
 
 
 def _condition(system: KKTSystem, lower, adjoint):
-    free = free_subspace(
-        system.constraints, system.active, system.y.size, system.y.dtype
-    )
-
+    project = adjoint.free(system, lower)
     bend = hessian_operator(system.lower, system.y)
-    forward = lambda d: free.project(bend(free.project(d)))
+    forward = lambda d: project(bend(project(d)))
     inverse = adjoint.inverse(system, lower)
-    backward = lambda d: inverse(free.project(d))
+    backward = lambda d: inverse(project(d))
     top, bottom = (largest_curvature(op, system.y) for op in (forward, backward))
     # A vertex leaves no free direction: nothing to be ill-conditioned.
     return xp.maximum(top * bottom, 1)

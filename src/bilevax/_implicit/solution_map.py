@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from .._arguments import check_flag
 from .._constraints import is_function
 from .._lower.base import AbstractLowerSolver
 from .._lower.choose import check_choice, checked_solver
@@ -43,6 +44,7 @@ def solution_map(
             "`problem` must be a Problem; got "
             f"{type(problem).__name__}. Call `.draw(key)` on a StochasticProblem first."
         )
+    check_flag(multipliers, "multipliers")
     x = checked_point(problem, x)
     adjoint = problem.adjoint if adjoint is None else adjoint
     check_choice(adjoint, AbstractAdjoint, "adjoint", "ConjugateGradient")

@@ -17,11 +17,17 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray, PyTree
 
-from .._arguments import check_number, checked_key
+from .._arguments import check_count, check_number, checked_key
 from .._constraints import Box
 from .._implicit.feasible import onto_domain
-from .._implicit.hypergradient import Evaluation, evaluate, hypergradient, staged
-from .._lower.choose import checked_solver
+from .._implicit.hypergradient import (
+    Evaluation,
+    check_problem,
+    evaluate,
+    hypergradient,
+    staged,
+)
+from .._lower.choose import check_choice, checked_solver, is_on_host, with_sparse_rows
 from .._lower.dense import Unravel
 from .._methods.polish import polish
 from .._problem.checks import checked_point
@@ -29,7 +35,7 @@ from .._problem.followers import Followers
 from .._problem.perturbation import AbstractPerturbation
 from .._problem.problem import Problem, tilted
 from .._programs.arrays import ravel, xp
-from .._programs.control import often, on_host, stage_by_stage
+from .._programs.control import on_host, stage_by_stage
 from .._programs.modules import Plain, with_fields
 from .._programs.quick import quick_jit
 from .._programs.threads import few_threads
@@ -39,7 +45,7 @@ from .multipliers import exact_penalty
 
 # Gradients in one program, and how many are rather taken one by one.
 _BATCH, _MANY = 64, 2000
-# So many are taken one by one before a program for one pays.
+# More than so many are worth a program for one.
 _RARE = 500
 
 
@@ -100,12 +106,18 @@ def certify(
     With upper constraints, of the exact penalty with weights above the multipliers at
     `x`, whose stationary points that satisfy them are those of the problem.
     """
+    check_problem(problem)
     radius = _checked_radius(radius, delta_bar)
+    if num_samples is not None:
+        check_count(num_samples, "num_samples")
+    check_choice(perturbation, AbstractPerturbation, "perturbation", "Gaussian")
+    check_number(num_tilts, "num_tilts", "a number of tilts, two or more", 2)
+    check_count(num_tilts, "num_tilts")
     key = checked_key(key)
     x = checked_point(problem, x)
     problem = exact_penalty(problem, x, radius)
     flat, _ = ravel_pytree(x)
-    count = max(_BATCH, 10 * flat.size) if num_samples is None else num_samples
+    count = max(_BATCH, 10 * flat.size) if num_samples is None else int(num_samples)
     points = _ball(problem, x, radius, count, key)
     fresh_key = key
     if perturbation is None:
@@ -168,6 +180,9 @@ def moreau(problem: Problem | Followers, x: PyTree, smoothing: float) -> float:
 
     `|x - z| / smoothing` with `z` the minimiser of `F(z) + |z - x|^2 / (2 smoothing)`.
     """
+    check_problem(problem)
+    what = "a positive number, the weight of the proximal term"
+    check_number(smoothing, "smoothing", what, np.nextafter(0, 1))
     x = checked_point(problem, x)
     problem = exact_penalty(problem, x, smoothing)
     near = with_fields(problem, upper=_Proximal(problem.upper, x, smoothing))
@@ -239,9 +254,12 @@ def _gradients(problem: Any, x, points, law, key, num_tilts, quality=False):
     size = points.shape[1]
     num_tilts = 1 if law is None else num_tilts
     jobs = [(i, r) for i in range(len(points)) for r in range(num_tilts)]
-    solver = checked_solver(problem, None, False)
-    usual = staged(problem, x, solver, problem.adjoint) and len(jobs) <= _MANY
-    take = _one_by_one if usual else _in_batches
+    solver, sparse = checked_solver(problem, None, False, on_host=True), False
+    if is_on_host(problem):
+        problem, sparse = with_sparse_rows(problem), True
+    usual = staged(problem, x, solver, problem.adjoint)
+    # Sparse rows are solved on the host, however many points there are.
+    take = _one_by_one if usual and (sparse or len(jobs) <= _MANY) else _in_batches
     gradients = np.zeros((len(points), num_tilts, size))
     fine = np.ones((len(points), num_tilts), bool)
     errors = np.zeros((len(points), num_tilts))
@@ -256,9 +274,10 @@ def _one_by_one(problem: Any, x, points, law, key, jobs, quality):
     """Stage by stage, with what was compiled for the first one."""
     keys = None if law is None else _keys(key, np.arange(len(jobs)))
     unravel, none = Unravel.like(x), jax.tree.map(np.zeros_like, problem.y0)
-    with often(after=_RARE), stage_by_stage():
+    with stage_by_stage(often=len(jobs) > _RARE):
         problem, x = on_host((problem, x))
-        solver, adjoint = checked_solver(problem, None, False), problem.adjoint
+        solver = checked_solver(problem, None, False, on_host=True)
+        adjoint = problem.adjoint
         warm = on_host(evaluate(problem, x, solver, adjoint, None).lower)
         for number, job in enumerate(jobs):
             q = none

@@ -1,6 +1,7 @@
 """Which assumptions of the theory hold at a point, in numbers and in words."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,14 +9,23 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
-from .._implicit.hypergradient import Evaluation, hypergradient
+from .._implicit.hypergradient import Evaluation, check_problem, hypergradient
 from .._implicit.upper_constraints import constraint_gradients
+from .._lower.choose import is_on_host
 from .._lower.dense import flatten
+from .._lower.sparse.hessian import SparseHessian
 from .._problem.checks import checked_point
 from .._problem.followers import Followers
 from .._problem.problem import Problem
+from .._programs.control import packed, stage_by_stage
 from .._status import has_value
 from .._tolerances import tolerances
+from .matrices import (
+    least_eigenvalue,
+    least_singular_value,
+    row_lengths,
+    with_column,
+)
 
 # Linear programs for compactness: two per variable.
 _COMPACT_LIMIT = 100
@@ -60,6 +70,7 @@ def explain(problem: Problem | Followers, x: PyTree) -> Explanation:
     Of many followers those are looked at that have no answer or are nearest to a kink,
     and each assumption is reported for the one of them that is worst off.
     """
+    check_problem(problem)
     x = checked_point(problem, x)
     e = hypergradient(problem, x, throw=False)
     if isinstance(problem, Followers):
@@ -95,17 +106,21 @@ _RANK = {False: 0, None: 1, True: 2}
 
 
 def _findings(problem: Problem, x, e: Evaluation) -> tuple[Finding, ...]:
-    constraints = problem.constraints.at(x)
+    constraints: Any = problem.constraints.at(x)
     n = ravel_pytree(problem.y0)[0].size
-    A = np.asarray(constraints.matrix(n, jnp.result_type(float)))
+    sparse = is_on_host(problem)
+    if sparse:
+        A = constraints.sparse_matrix(n).tocsr()
+    else:
+        A = np.asarray(constraints.matrix(n, jnp.result_type(float)))
     rhs = np.asarray(constraints.rhs(x), float)
     k = constraints.num_inequalities
     return (
         _defined(e),
         *_upper_constraints(problem, x),
-        _convexity(problem, x, e, A),
+        _sparse_convexity(problem, x, e) if sparse else _convexity(problem, x, e, A),
         _slater(A, rhs, k),
-        _independence(A, e),
+        _sparse_independence(A, e) if sparse else _independence(A, e),
         _complementarity(e),
         _compactness(A, rhs, k),
         *_beyond_the_paper(problem),
@@ -190,18 +205,18 @@ def linprog(*arguments, **named):
 
 def _slater(A, rhs, k) -> Finding:
     """The largest distance by which all inequality rows can be met at once."""
-    norm = np.linalg.norm(A, axis=1)
+    norm = row_lengths(A)
     finite = np.isfinite(rhs[:k])
     if not finite.any():
         text = "there are no inequality rows"
         return Finding("ass:feas, Slater point", "Thm:Main", True, np.inf, text)
-    n = A.shape[1]
+    n, equal = A.shape[1], A.shape[0] > k
     out = linprog(
         np.r_[np.zeros(n), -1],
-        A_ub=np.c_[A[:k][finite], norm[:k][finite]],
+        A_ub=with_column(A[:k][finite], norm[:k][finite]),
         b_ub=rhs[:k][finite],
-        A_eq=np.c_[A[k:], np.zeros(len(A) - k)] if len(A) > k else None,
-        b_eq=rhs[k:] if len(A) > k else None,
+        A_eq=with_column(A[k:], np.zeros(A.shape[0] - k)) if equal else None,
+        b_eq=rhs[k:] if equal else None,
         bounds=[(None, None)] * n + [(None, 1.0)],
     )
     slack = -out.fun if out.status == 0 else -np.inf
@@ -236,6 +251,50 @@ def _independence(A, e: Evaluation) -> Finding:
             else "; they depend and B does not share it: x is at a kink or an edge"
         )
     return Finding("ass:rank, LICQ", "pro:diff", bool(holds), least, text)
+
+
+def _sparse_convexity(problem: Problem, x, e: Evaluation) -> Finding:
+    """The same from the entries of a sparse Hessian."""
+    name, y = "ass:str_cvx_h, strong convexity", ravel_pytree(e.lower.y)[0]
+    if not bool(jnp.all(jnp.isfinite(y))):
+        y = ravel_pytree(problem.y0)[0]
+    with stage_by_stage():
+        H = SparseHessian(packed(flatten(problem, x)[0])).at(np.asarray(y))
+    least = np.nan if H is None else least_eigenvalue(H)
+    if np.isnan(least):
+        text = "the smallest eigenvalue of the sparse Hessian was not found"
+        return Finding(name, "pro:diff", None, least, text)
+    noise = H.shape[0] * tolerances(np.float64).eps * abs(H).max()
+    holds: bool | None = bool(least > noise)
+    text = f"mu_g = {least:.3g} at this point (smallest eigenvalue of the Hessian)"
+    if not holds and has_value(e.status):
+        holds = None
+        text += "; its factor with the active rows leaves no direction open"
+    elif not holds:
+        text += "; add 0.5 * mu * |y|^2 to `lower`"
+    return Finding(name, "pro:diff", holds, least, text)
+
+
+def _sparse_independence(A, e: Evaluation) -> Finding:
+    """The same from the factor of the sparse solve; the number comes by Lanczos."""
+    name, tight = "ass:rank, LICQ", np.asarray(e.lower.active | e.lower.weak)
+    rows = A[np.flatnonzero(tight)]
+    if not rows.shape[0]:
+        return Finding(name, "pro:diff", True, np.inf, "no row is active")
+    least = least_singular_value(rows)
+    text = (
+        f"{rows.shape[0]} tight rows, smallest singular value {least:.3g} (unit rows)"
+    )
+    # Squares of singular values have half of the digits.
+    holds = bool(least > tolerances(np.float64).eps ** 0.25)
+    if not holds:
+        shared = bool(e.lower.shared_dependence)
+        text += (
+            "; they depend, or nearly so, but the gradient is right"
+            if shared
+            else "; they depend and B does not share it: x is at a kink or an edge"
+        )
+    return Finding(name, "pro:diff", holds, least, text)
 
 
 def _complementarity(e: Evaluation) -> Finding:
@@ -273,10 +332,10 @@ def _compactness(A, rhs, k) -> Finding:
             c[i] = -sign
             out = linprog(
                 c,
-                A_ub=less if len(less) else None,
-                b_ub=np.zeros(len(less)) if len(less) else None,
-                A_eq=equal if len(equal) else None,
-                b_eq=np.zeros(len(equal)) if len(equal) else None,
+                A_ub=less if less.shape[0] else None,
+                b_ub=np.zeros(less.shape[0]) if less.shape[0] else None,
+                A_eq=equal if equal.shape[0] else None,
+                b_eq=np.zeros(equal.shape[0]) if equal.shape[0] else None,
                 bounds=[(-1, 1)] * n,
             )
             if out.status == 0 and -out.fun > 1e-9:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .._arguments import check_fields
 from .._constraints import Layout
 from .._problem.problem import Problem
 from .._programs.arrays import xp
@@ -100,6 +101,9 @@ class AbstractLowerSolver(Plain):
     `warm` is the `LowerSolution` of a nearby instance with the same shapes; its active
     set and its factorisation are the valuable parts.
     """
+
+    def __check_init__(self):
+        check_fields(self)
 
     @abc.abstractmethod
     def __call__(

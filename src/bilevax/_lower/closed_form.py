@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from .._arguments import as_number, check_fields
 from .._constraints import Box
 from .._problem.problem import Problem
 from .._status import Status, is_traced
@@ -20,9 +21,12 @@ class ClosedForm(AbstractLowerSolver):
     is not checked, since a check would cost as much as the gradient.
     """
 
-    curvature: Float[Array, ""] = eqx.field(converter=lambda c: jnp.asarray(c, float))
+    curvature: Float[Array, ""] = eqx.field(
+        converter=as_number, metadata={"number": "constant"}
+    )
 
     def __check_init__(self):
+        check_fields(self)
         if not is_traced(self.curvature) and not 0 < float(self.curvature) < jnp.inf:
             raise ValueError(
                 "`curvature` is that of a strongly convex lower level, a positive "

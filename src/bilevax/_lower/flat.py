@@ -53,19 +53,30 @@ def convexified(
     largest_entry = MINORS * xp.abs(entries[:, None] * entries)
     eps = tolerances(share.dtype).eps
     sound = xp.all(share**2 <= largest_entry + eps**2, axis=1)
-    held = xp.any(single(rows) & active[:, None], axis=0)
+    holds = single(rows) & active[:, None]
+    held = xp.any(holds, axis=0)
     # Almost none, where nothing holds `y`: of its inverse no digit would be right,
-    # unless forces are as small and the step is one of the problem's own length.
-    slope = xp.minimum(xp.abs(point.gradient), xp.abs(point.stationarity))
+    # unless forces are as small and the step is one of the problem's own length. Where
+    # a bound holds it: so little that no move of that length is felt beside the force.
+    gradient = xp.abs(point.gradient)
+    slope = xp.minimum(gradient, xp.abs(point.stationarity))
     near = slope <= LONG_STEP * length * xp.abs(diagonal)
+    unfelt = diagonal * length <= FAINT * gradient
     # By size: rounding takes a flow below zero, where odd powers bend the other way.
-    limit = xp.where(held, FAINT, xp.where(guarded & ~near, eps**0.5, eps**2))
-    flat = sound & (xp.abs(entries) <= limit)
+    bend = xp.abs(entries)
+    flat = (bend <= eps**2) | (held & unfelt & (bend <= FAINT))
+    flat = sound & (flat | (guarded & ~held & ~near & (bend <= eps**0.5)))
     open_ended = flat & ~held
-    little = xp.where(guarded, size, AUGMENTED * size)
+    # What is lent to a coordinate is measured by its own force, which it must not blur.
+    own = xp.maximum(gradient / xp.where(length > 0, length, 1), eps * size)
+    little = xp.where(guarded, size, AUGMENTED * own)
     kept = hessian + xp.diag(xp.where(flat & held, little, 0))
     coordinates = kept + xp.diag(xp.where(open_ended, unit, 0))
-    simple = whitened(coordinates, flat, xp.zeros_like(rows.rhs), regularised=False)
+    # The same by rows: bounds that hold a coordinate share what it was lent.
+    count = xp.maximum(xp.sum(holds, axis=0), 1).astype(hessian.dtype)
+    shares = xp.where(holds & flat, little / count, 0)
+    lent = xp.sum(shares, axis=1)
+    simple = whitened(coordinates, flat, lent, regularised=False)
 
     def augment(simple: Convex) -> Convex:
         chosen = active & ~guarded
@@ -74,7 +85,7 @@ def convexified(
         # Always equal: the second factorisation must wait for the first (`kkt.py`).
         A = xp.where(least == least, _products(rows, chosen), 0)
         _, undecided = _semidefinite(base / size + A)
-        weights = xp.where(chosen, size, 0)
+        weights = lent + xp.where(chosen, size, 0)
         bent = base + size * A + unit * undecided
         augmented = whitened(bent, flat, weights, regularised=True)
         convex = least >= -_noise(base)
@@ -110,9 +121,21 @@ def holds_flat(rows: Rows, factor: Factor) -> Bool[Array, " k"]:
 
 
 def is_decided(hessian, rows: Rows, active) -> Bool[Array, ""]:
-    """Whether `g` bends along every direction that the active rows leave open."""
-    top = xp.max(xp.diagonal(hessian), initial=0)
-    seen = hessian / xp.where(top > 0, top, 1) + _products(rows, active)
+    """Whether `g` bends along every direction that the active rows leave open.
+
+    In units of columns that give every coordinate a curvature of one, and where there
+    is none in those of the softest: rows have to decide these. So much of them is added
+    that what rounding bends the other way does not matter where a row holds it.
+    """
+    eps, bend = tolerances(hessian.dtype).eps, xp.abs(xp.diagonal(hessian))
+    bends = bend > eps**2 * xp.max(bend, initial=0)
+    softest = xp.min(xp.where(bends, bend, xp.inf), initial=xp.inf)
+    softest = xp.where(xp.isfinite(softest), softest, 1)
+    units = 1 / xp.sqrt(xp.where(bends, bend, softest))
+    scaled = rows.A * units
+    norm = xp.linalg.norm(scaled, axis=1, keepdims=True)
+    in_units = rows._replace(A=2 * scaled / xp.where(norm > 0, norm, 1))
+    seen = hessian * units[:, None] * units + _products(in_units, active)
     return _semidefinite(seen)[0] > _noise(seen)
 
 

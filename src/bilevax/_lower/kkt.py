@@ -193,19 +193,18 @@ class KKT(NamedTuple):
     def solve(self, top, bottom):
         """`d, mu` with `H d + A_S^T mu = top` and `A_S d = bottom_S`, `mu = 0` off `S`.
 
+        Of one right-hand side or of several.
         By the Schur complement (Nocedal and Wright 2006, section 16.2).
         """
-        factor, n = self.hessian, top.size
+        factor, n = self.hessian, top.shape[-1]
         both = top @ factor.inverse
-        mu = (both[n:] - bottom) @ self.rows.inverse
-        d = both[:n] - mu @ factor.lift
-        # What an augmented Lagrangian adds on rows in `S` is known: `A_S d` is.
-        return d, mu + xp.where(self.rows.active, factor.weights * bottom, 0)
-
-    def pushed(self, bottom):
-        """The part of `mu` that is due to `bottom`."""
-        mu = -bottom @ self.rows.inverse
-        return mu + xp.where(self.rows.active, self.hessian.weights * bottom, 0)
+        moved, d = both[..., n:], both[..., :n]
+        mu = (moved - bottom) @ self.rows.inverse
+        # What was lent to the Hessian on rows in `S` is no part of `g`. It pulls by
+        # `A_S d`, which is not `bottom` where rows contradict each other.
+        met = moved - factor.sigma * ((factor.sigma * mu) @ factor.gram)
+        lent = xp.where(self.rows.active, factor.weights * met, 0)
+        return d - mu @ factor.lift, mu + lent
 
 
 def schur(factor: Factor, active) -> Schur:

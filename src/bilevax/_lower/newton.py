@@ -134,14 +134,18 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     new = measure(rows, y, multipliers, active, gradient, curvature, factor.stiffness)
     # Where the point would go next, and where rounding could take it.
     open_rows = xp.where(active, new.violation, 0)
-    move, shift = kkt.solve(new.stationarity, open_rows)
     top, bottom = rounding(rows, factor, new)
-    y_noise, multiplier_noise = kkt.solve(top, bottom)
-    # What balances the forces where `y` stays; earlier passes left rounding of their
-    # own in the multipliers.
-    balance = shift - kkt.pushed(open_rows)
+    # And both without what rows are open: it balances the forces where `y` stays, while
+    # earlier passes left rounding of their own in the multipliers.
+    still = xp.zeros_like(open_rows)
+    steps, pushes = kkt.solve(
+        xp.stack([new.stationarity, top, new.stationarity, top]),
+        xp.stack([open_rows, bottom, still, still]),
+    )
+    move, y_noise, *_ = steps
+    shift, multiplier_noise, balance, force_noise = pushes
     forces = new.multipliers - balance
-    pulls = _pulls(rows, factor, new, forces, multiplier_noise - kkt.pushed(bottom))
+    pulls = _pulls(rows, factor, new, forces, force_noise)
     next_active = _next_active(rows, new, tol.rounding) & ~pulls
     next_active = xp.where(hold, active, next_active)
     # Progress is judged by steps and not by residuals, or soft directions of an
@@ -155,9 +159,11 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     near = xp.maximum(tol.accept * far, STEP_ROUNDINGS * unsure)
     exact = (new.kkt <= tol.rounding) & settled & (step <= near) & ~xp.any(pulls)
     # A point that did not move proves nothing about the Hessian, but the probe does.
+    # Entry by entry: stiff ones would hide what was lent to soft ones.
     _, push = along(lower, y, y_noise)
-    wrong, size = largest(push + multiplier_noise @ rows.A - top, top)
-    describes = wrong <= tol.stale * size
+    pull = multiplier_noise @ rows.A
+    size = xp.abs(push) + xp.abs(pull) + xp.abs(top)
+    describes = xp.all(xp.abs(push + pull - top) <= tol.stale * size)
     at_rest = factor.damped & (s.passes > 0) & (new.kkt == 0)
     # What rows permitted to add to the Hessian, others may not.
     lost = factor.damped & xp.any(next_active != active)

@@ -7,6 +7,7 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from .._arguments import check_fields
 from .._implicit.adjoint import largest_curvature
 from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import Evaluation
@@ -101,6 +102,7 @@ class AiPOD(AbstractMethod):
     neumann: int = 0
 
     def __check_init__(self):
+        check_fields(self)
         if self.lower_steps < 1 or self.neumann < 0:
             raise ValueError(
                 "`lower_steps` must be at least 1 and `neumann` at least 0; got "

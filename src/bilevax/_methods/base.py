@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from .._arguments import as_number, check_fields
 from .._implicit.hypergradient import Evaluation
 from .._lower.base import Iterations, LowerSolution
 from .._problem.followers import Followers
@@ -25,6 +26,9 @@ Number = Any
 # Steps over which lengths and tilts fall by their whole factor, at least: in a shorter
 # run steps that fell all the way would die before `x` arrives.
 _SHORTEST_FALL = 300
+# What is left of the first step at the end of a run where every step sees all of `F`;
+# where it sees samples, that over the number of steps.
+_DEEP_FALL, _SHALLOW_FALL = 1e-5, 3.0
 
 
 class Scales(Plain):
@@ -33,11 +37,13 @@ class Scales(Plain):
     - `length`: of `x`; how far the first gradient points downhill, or the domain.
     - `slope`: of `F`, the size of its first gradient.
     - `force`: of the gradient of `g` in `y`, the unit of a tilt.
+    - `sampled`: whether a step sees a sample of `F` and not all of it.
     """
 
     length: Float[Array, ""]
     slope: Float[Array, ""]
     force: Float[Array, ""]
+    sampled: Bool[Array, ""] = eqx.field(default=False, converter=jnp.asarray)
 
 
 class Record(Plain):
@@ -111,6 +117,9 @@ class AbstractMethod(Plain):
     as a warm start. Step `t` gets its own key, so a run cut into pieces is the same
     run.
     """
+
+    def __check_init__(self):
+        check_fields(self)
 
     @abc.abstractmethod
     def init(
@@ -197,10 +206,7 @@ def number(default):
     None stays None, and a function (a schedule) stays a function.
     """
 
-    def convert(value):
-        return value if value is None or callable(value) else jnp.asarray(value, float)
-
-    return eqx.field(default=default, converter=convert)
+    return eqx.field(default=default, converter=as_number, metadata={"number": True})
 
 
 def at_step(value: Any, step) -> Any:
@@ -216,6 +222,20 @@ def draws(key: PRNGKeyArray) -> Draws:
 def falling(first, decay, step, num_steps):
     """`first` at the start of a run and `first * decay` at its end, geometrically."""
     return first * decay ** (step / xp.maximum(num_steps, _SHORTEST_FALL))
+
+
+def falling_steps(first, decay, scales: Scales, step, num_steps):
+    """Lengths of steps along a run; `decay` may be None for the default.
+
+    Where steps see samples, geometrically to `3 / num_steps` of the first one and on
+    top of that linearly to zero. A deep fall would spend most steps on lengths that
+    samples cannot resolve and never arrive; without the line noise would stay.
+    """
+    deep = falling(first, _DEEP_FALL if decay is None else decay, step, num_steps)
+    if decay is not None:
+        return deep
+    shallow = falling(first, _SHALLOW_FALL / num_steps, step, num_steps)
+    return xp.where(scales.sampled, shallow * (1 - step / num_steps), deep)
 
 
 def tree_norm(tree: PyTree[Array]) -> Float[Array, ""]:

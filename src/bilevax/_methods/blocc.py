@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .._arguments import check_fields
 from .._constraints.base import AbstractFixedSet
 from .._implicit.adjoint import largest_curvature
 from .._implicit.feasible import moves, onto_allowed, onto_domain
@@ -123,6 +124,7 @@ class BLOCC(AbstractMethod):
     dual_step: Number | None = number(None)
 
     def __check_init__(self):
+        check_fields(self)
         if self.inner not in ("exact", "first-order"):
             raise ValueError(
                 f"`inner` must be 'exact' or 'first-order'; got {self.inner!r}."

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, PRNGKeyArray, PyTree
 
+from .._arguments import check_fields
 from .._lower.base import LowerSolution
 from .._problem.perturbation import AbstractPerturbation, Gaussian
 from .._problem.problem import Problem
@@ -46,8 +47,10 @@ class DSBLO(AbstractAskingMethod):
     Called without arguments it needs no tuning: step lengths fall geometrically from
     `first_step` to `first_step * decay` times the length scale of the problem (over 300
     steps at least), tilts from `first_tilt` of its force scale, both measured at the
-    start. With `gamma1` and `gamma2` given, steps are exactly those of the paper and
-    `perturbation` is the law of `q`.
+    start. `decay` is 1e-5; where steps see samples they fall to three over their number
+    instead, and on top of that linearly to zero, unless `decay` is given. With `gamma1`
+    and `gamma2` given, steps are exactly those of the paper and `perturbation` is the
+    law of `q`.
 
     - `gamma1`, `gamma2`: constants of the step, both or none. `gamma2` may be a
       function of the number of the step: one over a step-size schedule.
@@ -64,7 +67,7 @@ class DSBLO(AbstractAskingMethod):
     beta: Number = number(0.9)
     perturbation: AbstractPerturbation | None = None
     first_step: Number = number(0.05)
-    decay: Number = number(1e-5)
+    decay: Number | None = number(None)
     first_tilt: Number = number(1e-3)
     tilt_decay: Number = number(1e-4)
     window: int = 0
@@ -72,6 +75,7 @@ class DSBLO(AbstractAskingMethod):
     segment: bool = True
 
     def __check_init__(self):
+        check_fields(self)
         if (self.gamma1 is None) != (self.gamma2 is None):
             raise ValueError(
                 "`gamma1` and `gamma2` belong together: give both (the paper's "

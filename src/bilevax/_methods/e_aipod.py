@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jax.flatten_util import ravel_pytree
 
+from .._arguments import check_fields
 from .._implicit.feasible import onto_domain
 from .aipod import (
     AiPOD,
@@ -45,6 +46,7 @@ class EAiPOD(AiPOD):
     upper_steps: int = 1
 
     def __check_init__(self):
+        check_fields(self)
         if self.upper_steps < 1:
             raise ValueError(
                 f"`upper_steps` must be at least 1; got {self.upper_steps}."

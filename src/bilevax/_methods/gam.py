@@ -9,6 +9,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from .._arguments import check_fields
 from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import Evaluation
 from .._lower.active_set import ActiveSet, DenseFactor
@@ -93,6 +94,7 @@ class GAM(AbstractMethod):
     max_ambiguous: int = 4
 
     def __check_init__(self):
+        check_fields(self)
         if (self.eps0 is None) != (self.nu0 is None):
             raise ValueError("`eps0` and `nu0` belong together: give both or none.")
         if self.max_ambiguous < 1:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Array, PyTree
 
+from .._arguments import check_fields
 from .._lower.base import LowerSolution
 from .._programs.modules import Plain, with_fields
 from .asking import AbstractAskingMethod, Query
@@ -34,6 +35,7 @@ class GradientDescent(AbstractAskingMethod):
     optimiser: "optax.GradientTransformation"
 
     def __check_init__(self):
+        check_fields(self)
         check_optimiser(self.optimiser)
 
     @property

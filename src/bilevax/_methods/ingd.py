@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from .._arguments import check_fields
 from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._problem.perturbation import UniformBall
@@ -107,6 +108,7 @@ class INGD(AbstractMethod):
     shrink: Number = number(0.5)
 
     def __check_init__(self):
+        check_fields(self)
         check_pair(self)
 
     @property

@@ -6,11 +6,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from .._arguments import check_fields
 from .._constraints import Polyhedron
 from .._constraints.base import AbstractFixedSet
 from .._implicit.adjoint import largest_curvature
-from .._implicit.feasible import joint_rows, no_upper, onto_domain
+from .._implicit.feasible import joint_rows, onto_domain
 from .._implicit.hypergradient import Evaluation
+from .._implicit.joint import no_upper
 from .._lower.active_set import ActiveSet
 from .._lower.base import LowerSolution, all_finite
 from .._lower.dense import unit_rows
@@ -126,6 +128,7 @@ class LVHBA(AbstractMethod):
     first_step: Number = number(0.1)
 
     def __check_init__(self):
+        check_fields(self)
         given = [
             value is not None
             for value in (self.alpha, self.beta, self.eta, self.g1, self.g2)

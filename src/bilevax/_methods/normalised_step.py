@@ -10,7 +10,14 @@ from .._implicit.feasible import onto_domain
 from .._problem.problem import Problem
 from .._programs.arrays import xp
 from .._programs.modules import Plain
-from .base import Number, Scales, at_step, falling, tree_norm, tree_step
+from .base import (
+    Number,
+    Scales,
+    at_step,
+    falling_steps,
+    tree_norm,
+    tree_step,
+)
 
 
 class NormalisedStep(Plain):
@@ -19,16 +26,21 @@ class NormalisedStep(Plain):
     gamma1: Number | None
     gamma2: Number | Callable | None
     first_step: Number
-    decay: Number
+    decay: Number | None
 
     def length(self, m_norm, scales: Scales, step, num_steps):
         """`1 / (gamma1 |m| + gamma2)`."""
         if self.gamma1 is not None:
             return 1 / (self.gamma1 * m_norm + at_step(self.gamma2, step))
-        reach = scales.length * falling(self.first_step, self.decay, step, num_steps)
+        reach = self.reach(scales, step, num_steps)
         # gamma1 = 1 / reach; gamma2 small, so that steps stay as long as `reach` until
         # the momentum has all but died.
         return reach / (m_norm + 1e-4 * scales.slope + xp.finfo(m_norm.dtype).tiny)
+
+    def reach(self, scales: Scales, step, num_steps):
+        """The length of a step without explicit constants."""
+        first, decay = self.first_step, self.decay
+        return scales.length * falling_steps(first, decay, scales, step, num_steps)
 
     def ahead(
         self, problem: Problem, x: PyTree[Array], m: PyTree[Array], length

@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 
+from .._arguments import check_fields
 from .base import AbstractMethod, Number, number, tree_norm, tree_step
 from .ingd import (
     check_pair,
@@ -69,6 +70,7 @@ class PerturbedINGD(AbstractMethod):
     variant: str = eqx.field(default="davis", static=True)
 
     def __check_init__(self):
+        check_fields(self)
         check_pair(self)
         if self.variant not in ("davis", "tian"):
             raise ValueError(

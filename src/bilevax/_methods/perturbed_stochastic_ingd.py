@@ -1,5 +1,6 @@
 """Perturbed stochastic INGD: segments that end near the next iterate."""
 
+from .._arguments import check_fields
 from .asking import AbstractAskingMethod
 from .base import Number, number
 from .stochastic_ingd import (
@@ -22,7 +23,8 @@ class PerturbedStochasticINGD(AbstractAskingMethod):
 
     - `p`, `q`: constants of the step, both or none. By default step lengths fall
       geometrically from `first_step` to `first_step * decay` (over 300 steps at least),
-      in units of the length of the problem, measured at the start.
+      in units of the length of the problem, measured at the start. `decay` is 1e-5;
+      where steps see samples they fall as those of `DSBLO`.
     - `beta`: weight of the old momentum.
     - `blur`: `nu` in units of the longest step, which is `1 / p`.
     - `window`: how many steps before a random one the returned iterate lies
@@ -41,11 +43,12 @@ class PerturbedStochasticINGD(AbstractAskingMethod):
     q: Number | None = number(None)
     beta: Number = number(0.9)
     first_step: Number = number(0.05)
-    decay: Number = number(1e-5)
+    decay: Number | None = number(None)
     blur: Number = number(1e-3)
     window: int = 0
 
     def __check_init__(self):
+        check_fields(self)
         check_constants(self)
 
     @property

@@ -8,6 +8,7 @@ import jax
 import jax.random as jr
 from jaxtyping import Array, PyTree
 
+from .._arguments import check_fields
 from .._implicit.feasible import onto_domain
 from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution
@@ -116,6 +117,7 @@ class PIGD(AbstractAskingMethod):
     optimiser: "optax.GradientTransformation | None" = None
 
     def __check_init__(self):
+        check_fields(self)
         if self.oracle not in ("penalty", "equality", "implicit"):
             raise ValueError(
                 f"`oracle` is 'penalty', 'equality' or 'implicit'; got {self.oracle!r}."

@@ -17,8 +17,9 @@ import jax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._constraints import Box, Polyhedron
-from .._implicit.feasible import Nearest, excess, moves, nearest
+from .._implicit.feasible import excess, moves, nearest
 from .._implicit.hypergradient import exact, staged
+from .._implicit.joint import Nearest, nearest_sparse
 from .._lower.active_set import opened_factor
 from .._lower.base import LowerSolution, strongly_typed
 from .._lower.choose import checked_solver, is_on_host
@@ -28,7 +29,6 @@ from .._programs.arrays import ravel, xp
 from .._programs.control import (
     in_stages,
     loop,
-    often,
     on_device,
     on_host,
     run_if,
@@ -127,7 +127,7 @@ def polish(
     search = None
     stages = stages or is_on_host(problem)
     if stages and staged(problem, x, solver, problem.adjoint, lower):
-        with often(), few_threads(problem), stage_by_stage():
+        with few_threads(problem), stage_by_stage(often=True):
             search = _in_stages(problem, x, lower, length, max_evaluations)
             max_evaluations -= int(search.evaluations)
             if not (search.going and max_evaluations):
@@ -347,9 +347,16 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
         e = solve(aim.tree, warm)
         if status_code(e.status) != status_code(Status.infeasible):
             return _inside(domain, aim, e.value, e.grad, e.lower)
-        near = on_host(_nearest(problem, aim.x, unravel))
+        sparse = is_on_host(problem)
+        near = (
+            nearest_sparse(problem, aim.x, unravel)
+            if sparse
+            else _nearest(problem, aim.x, unravel)
+        )
+        near = on_host(near)
         e = solve(unravel(near.x), e.lower)
-        grad = on_host(_pull_back(near, ravel(e.grad)))
+        pull_back = Nearest.pull_back if sparse else _pull_back
+        grad = on_host(pull_back(near, ravel(e.grad)))
         return _placed(domain, aim.x, near.x, e.value, grad, e.lower)
 
     # Where the lower level is empty: the nearest point where it is not.

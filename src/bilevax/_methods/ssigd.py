@@ -8,6 +8,7 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from .._arguments import check_fields
 from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._problem.perturbation import AbstractPerturbation, Gaussian
@@ -78,6 +79,7 @@ class SSIGD(AbstractAskingMethod):
     optimiser: "optax.GradientTransformation | None" = None
 
     def __check_init__(self):
+        check_fields(self)
         if self.optimiser is not None:
             check_optimiser(self.optimiser)
 

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from .._arguments import check_fields
 from .._implicit.feasible import onto_domain
 from .._lower.base import LowerSolution
 from .._programs.arrays import xp
 from .._programs.modules import Plain, with_fields
 from .asking import AbstractAskingMethod, Query, share_and_direction
-from .base import Number, Scales, falling, number, tree_norm, tree_step
+from .base import Number, Scales, number, tree_norm, tree_step
 from .normalised_step import NormalisedStep
 from .oracle import Oracle
 from .search import between, select
@@ -36,7 +37,8 @@ class StochasticINGD(AbstractAskingMethod):
 
     - `p`, `q`: constants of the step, both or none. By default step lengths fall
       geometrically from `first_step` to `first_step * decay` (over 300 steps at least),
-      in units of the length of the problem, measured at the start.
+      in units of the length of the problem, measured at the start. `decay` is 1e-5;
+      where steps see samples they fall as those of `DSBLO`.
     - `beta`: weight of the old momentum.
     - `window`: how many steps before a random one the returned iterate lies
       (`output="random"`); the `K = p delta` of the paper.
@@ -55,10 +57,11 @@ class StochasticINGD(AbstractAskingMethod):
     q: Number | None = number(None)
     beta: Number = number(0.9)
     first_step: Number = number(0.05)
-    decay: Number = number(1e-5)
+    decay: Number | None = number(None)
     window: int = 0
 
     def __check_init__(self):
+        check_fields(self)
         check_constants(self)
 
     @property
@@ -100,8 +103,10 @@ def segment_query(method, problem, state, step, num_steps, key, *, blur) -> Quer
     end = ahead = rule.ahead(problem, state.x, m, length)
     share, direction = share_and_direction(state.x, m_norm, key)
     if blur is not None:
-        longest = falling(method.first_step, method.decay, step, num_steps)
-        longest = longest * state.scales.length if method.p is None else 1 / method.p
+        if method.p is None:
+            longest = rule.reach(state.scales, step, num_steps)
+        else:
+            longest = 1 / method.p
         reach = xp.where(state.started, blur * longest, 0)
         end = tree_step(ahead, reach, direction)
     at = between(state.x, end, share)

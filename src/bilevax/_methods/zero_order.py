@@ -6,6 +6,7 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from .._arguments import check_fields
 from .._implicit.feasible import moves, onto_allowed, onto_domain
 from .._implicit.hypergradient import Evaluation
 from .._lower.base import LowerSolution
@@ -81,6 +82,7 @@ class ZeroOrder(AbstractMethod):
     block: int = 10
 
     def __check_init__(self):
+        check_fields(self)
         check_clip(self, True)
 
     @property

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
+from .._arguments import check_flag
 from .._constraints import Box, Polyhedron, tree_as_float
 from .._programs.modules import Plain, with_fields
 from .._status import is_traced
@@ -71,7 +72,10 @@ class Followers(AbstractProblem):
                 "`upper` must be a function of `(x, ys, data)`, or None for the mean "
                 f"of the followers' own; got {type(upper).__name__}."
             )
-        if not (batch is None or (isinstance(batch, int | np.integer) and batch > 0)):
+        if not (
+            batch is None
+            or (isinstance(batch, int | np.integer) and batch is not True and batch > 0)
+        ):
             raise ValueError(
                 "`batch` must be a positive number of followers, or None for all at "
                 f"once; got {batch!r}."
@@ -93,6 +97,7 @@ class Followers(AbstractProblem):
         self.y0 = jax.vmap(lambda d: self.instance(d).y0)(self.data)
         self.tilt, self.members = None, None
         self.domain = _domain_of_all(self, one, checked_domain(domain))
+        check_flag(always_feasible, "always_feasible")
         self.always_feasible = bool(always_feasible) or one.always_feasible
         self.solver, self.adjoint = one.solver, one.adjoint
         self.batch = None if batch is None else int(batch)
@@ -113,6 +118,11 @@ class Followers(AbstractProblem):
                 "`data` must be a list with the data of each follower, at least one; "
                 f"got {type(data).__name__}."
             )
+        if not callable(instance):
+            raise ValueError(
+                "`instance` must be a function from the data of one follower to its "
+                f"Problem; got {type(instance).__name__}."
+            )
         return cls(*padded(instance, data), **options)
 
     def __len__(self) -> int:
@@ -123,7 +133,7 @@ class Followers(AbstractProblem):
 
     def __getitem__(self, i: int) -> Problem:
         """The problem of follower `i` alone, with the domain of all."""
-        if not -len(self) <= i < len(self):
+        if not (isinstance(i, int | np.integer) and -len(self) <= i < len(self)):
             raise IndexError(f"there is no follower {i} among {len(self)}.")
         row, tilt = jax.tree.map(lambda leaf: leaf[i], (self.data, self.tilt))
         return with_fields(self.follower(row, tilt), domain=self.domain)
@@ -228,7 +238,8 @@ class Followers(AbstractProblem):
                 "`upper`: what `upper(x, ys, data)` makes of all answers cannot be "
                 "told from some. Put it into the `upper` of `instance`."
             )
-        if not isinstance(size, int | np.integer) or not 0 < size <= len(self):
+        whole = isinstance(size, int | np.integer) and size is not True
+        if not (whole and 0 < size <= len(self)):
             raise ValueError(
                 "`size` must be a number of followers, at least 1 and at most "
                 f"{len(self)}; got {size!r}."

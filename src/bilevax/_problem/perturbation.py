@@ -8,11 +8,15 @@ import jax.random as jr
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, PRNGKeyArray, PyTree
 
+from .._arguments import check_fields
 from .._programs.modules import Plain
 
 
 class AbstractPerturbation(Plain):
     """A continuous law on the space of `y`."""
+
+    def __check_init__(self):
+        check_fields(self)
 
     @abc.abstractmethod
     def sample(self, like: PyTree[Array], *, key: PRNGKeyArray) -> PyTree[Array]:

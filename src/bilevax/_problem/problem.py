@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from .._arguments import check_flag
 from .._constraints import (
     AbstractConstraints,
     Box,
@@ -147,6 +148,7 @@ class Problem(AbstractProblem):
         self.y0 = checked_start(constraints, y0)
         self.constraints = constraints.fitted(self.y0)
         self.domain = checked_domain(domain)
+        check_flag(always_feasible, "always_feasible")
         self.upper_constraints = checked_function(
             upper_constraints, "upper_constraints", "c(x, y) <= 0"
         )

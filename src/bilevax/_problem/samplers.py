@@ -50,6 +50,15 @@ class Epochs(AbstractSampler):
         return jax.tree.map(lambda leaf: leaf[index], self.data)
 
 
+class Given(AbstractSampler):
+    """A batch that was drawn before."""
+
+    batch: PyTree[Array]
+
+    def __call__(self, key, step=None):
+        return self.batch
+
+
 def epoch_rows(
     rows: int, batch_size: int, seed, key: PRNGKeyArray, step: Int[Array, ""] | None
 ) -> Int[Array, " batch"]:

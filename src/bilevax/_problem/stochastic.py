@@ -6,9 +6,9 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from .._arguments import check_count, check_flag
 from .._files.digest import digest
 from .._programs.modules import remembered
 from .problem import AbstractProblem, Problem
@@ -34,6 +34,20 @@ class StochasticProblem(AbstractProblem):
     population: Problem | None = None
     always_feasible: bool = eqx.field(static=True, default=False)
     absorb: Callable | None = None
+
+    def __check_init__(self):
+        for name in ("sample", "instance", "absorb"):
+            part = getattr(self, name)
+            if not (callable(part) or (part is None and name == "absorb")):
+                raise ValueError(
+                    f"`{name}` of a StochasticProblem must be a function; got "
+                    f"{type(part).__name__}."
+                )
+        if not isinstance(self.population, AbstractProblem | None):
+            raise ValueError(
+                "`population` must be a Problem, by which runs are judged; got "
+                f"{type(self.population).__name__}."
+            )
 
     @classmethod
     def from_data(
@@ -65,17 +79,15 @@ class StochasticProblem(AbstractProblem):
             raise ValueError(
                 "`data` must have at least one row to draw from; got leading axis 0."
             )
-        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise ValueError(
-                f"`batch_size` must be a positive integer; got {batch_size!r}."
-            )
+        check_count(batch_size, "batch_size")
+        check_flag(epochs, "epochs")
         if not callable(instance):
             raise ValueError(
                 "`instance` must be a function from a batch to a Problem; got "
                 f"{type(instance).__name__}."
             )
         sampler = Epochs if epochs else WithReplacement
-        return cls(sampler(data, batch_size), instance, instance(data))
+        return cls(sampler(data, int(batch_size)), instance, instance(data))
 
     def draw(self, key, step=None):
         if isinstance(self.sample, AbstractSampler):

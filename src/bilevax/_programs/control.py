@@ -15,14 +15,17 @@ asked for nothing:
 
 Between the two stands the usual path: a program without the branches that are `rarely`
 needed, and with the answer whether one of them was. A call that runs stage by stage
-takes it where it will be taken often, and goes stage by stage where that was so.
+takes it where many evaluations follow, and goes stage by stage where that was so.
+
+Which of these ways a call goes is decided at its entry by the call alone, never by what
+a process did before: the ways agree to rounding, and one call has one answer.
 """
 
 import contextlib
 import contextvars
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -33,7 +36,7 @@ from jaxtyping import Array, Bool
 
 # Whether the members of a batch are inside the branch or loop that is being traced.
 _inside = contextvars.ContextVar("inside", default=None)
-# What a call that runs stage by stage remembers; None elsewhere.
+# What is known of the call that runs stage by stage, a `_Call`; None elsewhere.
 _stages = contextvars.ContextVar("stages", default=None)
 # While the usual path is traced: the predicates of branches that were left out.
 _left_out = contextvars.ContextVar("left_out", default=None)
@@ -48,31 +51,26 @@ def _set(variable, value):
         variable.reset(token)
 
 
-def stage_by_stage():
-    """A context in which predicates are decided in Python, and `xp` is NumPy."""
+def stage_by_stage(often: bool = False):
+    """A context in which predicates are decided in Python, and `xp` is NumPy.
+
+    `often`: whether so many evaluations follow that compiling their usual path pays.
+    """
     stack = contextlib.ExitStack()
-    stack.enter_context(_set(_stages, {}))
+    stack.enter_context(_set(_stages, _Call({}, UsualPath() if often else None)))
     # As in a program, a NaN is a value.
     stack.enter_context(np.errstate(all="ignore"))
     return stack
 
 
 class UsualPath:
-    """How often the usual path was taken, and how often something was missing.
+    """How often a call took the usual path, and how often something was missing."""
 
-    It is compiled where more than `after` evaluations have asked for it, and taken at
-    once where it `exists`.
-    """
-
-    def __init__(self, after: int = 0):
-        self.asked, self.after = 0, after
+    def __init__(self):
         self.taken, self.missed = 0, 0
-        self.exists = False
 
-    def pays(self, exists: bool = False) -> bool:
-        self.asked += 1
-        enough = self.missed < _MISSES or 2 * self.missed < self.taken
-        return (exists or self.asked > self.after) and enough
+    def pays(self) -> bool:
+        return self.missed < _MISSES or 2 * self.missed < self.taken
 
     def met(self, missed: bool) -> None:
         self.taken += 1
@@ -81,18 +79,19 @@ class UsualPath:
 
 # Misses in a row before the usual path counts as none.
 _MISSES = 8
-# Where many evaluations follow, so that compiling their usual path pays; else None.
-_often: contextvars.ContextVar = contextvars.ContextVar("often", default=None)
 
 
-def often(after: int = 0):
-    """A context in which the usual path is taken after so many evaluations."""
-    return _set(_often, UsualPath(after))
+class _Call(NamedTuple):
+    """What a call has computed once, and its usual path where that is taken."""
+
+    memory: dict
+    path: UsualPath | None
 
 
 def usual_path_in_use() -> UsualPath | None:
     """What is known of the usual path where many evaluations follow; else None."""
-    return _often.get()
+    call = _stages.get()
+    return None if call is None else call.path
 
 
 def in_stages() -> bool:
@@ -102,9 +101,10 @@ def in_stages() -> bool:
 
 def once(function: Callable, *things) -> Any:
     """`function(*things)`, computed once in a call that runs stage by stage."""
-    memory = _stages.get()
-    if memory is None:
+    call = _stages.get()
+    if call is None:
         return function(*things)
+    memory = call.memory
     key = (function, *(t if isinstance(t, _KNOWN_BY_VALUE) else id(t) for t in things))
     if key not in memory:
         if len(memory) >= _MOST:
@@ -150,18 +150,25 @@ def usual_path(function: Callable) -> Callable[..., tuple[Any, Any]]:
     A program of its own like a `stage`, but with JAX's arrays as results. Where much is
     computed (`large`) it is optimised, which takes longer to compile.
     """
-
-    @functools.wraps(function)
-    def part(*arguments):
-        left_out: list = []
-        with alone(), _set(_left_out, left_out):
-            return function(*map(opened, arguments)), _any(left_out)
+    part = without_rare_branches(lambda *packed: function(*map(opened, packed)))
 
     @functools.cache
     def compiled(large: bool):
         return jax.jit(part, compiler_options=compiler_options(optimise=large))
 
     return lambda *arguments, large: compiled(large)(*arguments)
+
+
+def without_rare_branches(function: Callable) -> Callable[..., tuple[Any, Any]]:
+    """`function` on its usual path, and whether something was missing; for `vmap` too,
+    where that is told of each member."""
+
+    def part(*arguments):
+        left_out: list = []
+        with alone(), _set(_left_out, left_out):
+            return function(*arguments), _any(left_out)
+
+    return part
 
 
 def on_usual_path() -> bool:
@@ -225,8 +232,8 @@ class _Form:
 
     def __init__(self, structure, which, others):
         self.structure, self.which, self.others = structure, which, others
-        # How often it met which shapes.
-        self.met: dict = {}
+        # The shapes with which functions were checked.
+        self.met: set = set()
 
 
 @functools.lru_cache(maxsize=4096)

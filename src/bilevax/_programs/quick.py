@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import equinox as eqx
@@ -63,8 +64,16 @@ def in_program() -> bool:
     return is_traced(_constant())
 
 
-# Of calls that no transformation surrounds: modules are imported there.
-_OUTSIDE = get_opaque_trace_state()
+def _outside():
+    """The state of calls that no transformation surrounds: that of a new thread.
+
+    This module may itself be imported inside a `jit`.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(get_opaque_trace_state).result()
+
+
+_OUTSIDE = _outside()
 
 
 def in_transform() -> bool:

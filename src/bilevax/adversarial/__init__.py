@@ -6,6 +6,7 @@ from .attacks.ensemble import robust_ensemble as robust_ensemble
 from .attacks.evaluate import evaluate as evaluate
 from .attacks.pgd import pgd as pgd
 from .data.images import Images as Images, load_images as load_images, split as split
+from .files.export import export as export
 from .networks.models import build as build
 from .networks.network import AbstractNetwork as AbstractNetwork
 from .training import Trained as Trained, score as score, train as train

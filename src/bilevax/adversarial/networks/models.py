@@ -1,5 +1,8 @@
 """Networks by name."""
 
+from typing import Any
+
+import jax
 from jax.typing import DTypeLike
 from jaxtyping import PRNGKeyArray
 
@@ -54,3 +57,34 @@ def build(
         activation=activation,
         **options,
     )
+
+
+def description(network: AbstractNetwork) -> dict[str, Any] | None:
+    """What `build` needs to make such a network; None for one that it cannot make."""
+    names = {kind: name for name, kind in MODELS.items()}
+    if type(network) not in names:
+        return None
+    known: Any = network
+    first = known.conv1 if isinstance(network, SmallConvNet) else known.stem
+    return dict(
+        name=names[type(network)],
+        classes=network.classes,
+        channels=len(network.normalise.mean),
+        mean=list(network.normalise.mean),
+        std=list(network.normalise.std),
+        dtype=first.dtype,
+        activation=known.activation,
+        width=first.weight.shape[-1],
+    )
+
+
+def computing_in(network: AbstractNetwork, dtype: str) -> AbstractNetwork:
+    """The same weights in a network that computes in `dtype`, if `build` made it."""
+    described = description(network)
+    if described is None or described["dtype"] == dtype:
+        return network
+    described["dtype"] = dtype
+    other = build(key=jax.random.key(0), **described)
+    leaves, structure = jax.tree.flatten(other)
+    pairs = zip(jax.tree.leaves(network), leaves, strict=True)
+    return structure.unflatten([leaf.astype(like.dtype) for leaf, like in pairs])

@@ -17,7 +17,12 @@ import jax.random as jr
 from jaxtyping import Array, Float
 
 from ..._constraints import Box
-from ..._implicit.adjoint import ConjugateGradient, Danskin, ScaledIdentity
+from ..._implicit.adjoint import (
+    ConjugateGradient,
+    Danskin,
+    Occasional,
+    ScaledIdentity,
+)
 from ..._lower.closed_form import ClosedForm
 from ..._lower.projected import ProjectedGradient
 from ..._methods.base import Number, number
@@ -64,6 +69,9 @@ class Bilevel(AbstractInstance):
       the curvature, as the calculus asks for; with that the network has been seen to
       write labels into the perturbation through its own input gradient and to lose all
       robustness, so watch the run (see `collapsed`).
+    - `implicit_every`: N keeps the implicit term of one batch in N, drawn by the key of
+      the batch, and takes it N times; the mixed derivative of the others is not
+      computed. The mean over keys is the gradient, its variance is larger.
     - `steps`, `sign_step`: of the first attack, see `LinearisedAttack`.
     - `linearised`: False keeps the loss and its curvature; the lower level is then
       solved by projected gradients, its derivative by conjugate gradients.
@@ -72,6 +80,7 @@ class Bilevel(AbstractInstance):
     epsilon: Number = number(8 / 255)
     attack_step: Number = number(5000 / 255)
     implicit_weight: Number | None = number(10.0)
+    implicit_every: int = eqx.field(static=True, default=1)
     steps: Any = _count(1)
     sign_step: Number | None = number(None)
     weight_decay: Number = number(5e-4)
@@ -96,6 +105,11 @@ class Bilevel(AbstractInstance):
         if self.linearised or self.implicit_weight is not None:
             weight = curvature if self.implicit_weight is None else self.implicit_weight
             adjoint = ScaledIdentity(weight)
+        if self.implicit_every > 1:
+            # Another draw than that of the start of the attack.
+            key = jr.fold_in(batch.key, 1)
+            now = jr.bernoulli(key, 1 / self.implicit_every)
+            adjoint = Occasional(adjoint, now, self.implicit_every)
         return Problem(
             self.upper(batch, box),
             lower,

@@ -20,27 +20,24 @@ from .settings import BILEVEL, Settings
 
 def instance_of(settings: Settings) -> AbstractInstance:
     """How a batch becomes a bilevel problem."""
-    s = settings
+    s, attack = settings, settings.attack
     common: Any = dict(weight_decay=s.weight_decay, label_smoothing=s.label_smoothing)
     if s.method in BILEVEL:
         return Bilevel(
             epsilon=s.epsilon,
-            attack_step=s.step_of_attack,
+            attack_step=attack.attack_step,
             implicit_weight=None if s.tied else s.implicit_weight,
-            steps=1 if s.attack_steps is None else s.attack_steps,
-            sign_step=s.sign_step,
+            steps=attack.steps,
+            sign_step=attack.sign_step,
+            implicit_every=s.implicit_every,
             **common,
         )
-    steps = 10 if s.attack_steps is None else s.attack_steps
-    size = s.sign_step_of_attack
-    attack: Any = dict(epsilon=s.epsilon, steps=steps, step_size=size)
-    if s.method == "at":
-        return Madry(**attack, **common)
+    if s.method == "clean":
+        return Madry(epsilon=0.0, steps=0, step_size=1.0, **common)
+    sizes: Any = dict(epsilon=s.epsilon, steps=attack.steps, step_size=attack.sign_step)
     if s.method == "trades":
-        return Trades(beta=s.trades_beta, **attack, **common)
-    if s.method == "fast-at":
-        return Madry(epsilon=s.epsilon, steps=1, step_size=1.25 * s.epsilon, **common)
-    return Madry(epsilon=0.0, steps=0, step_size=1.0, **common)
+        return Trades(beta=s.trades_beta, **sizes, **common)
+    return Madry(**sizes, **common)
 
 
 def method_of(settings: Settings, model, num_steps: int) -> AbstractMethod:

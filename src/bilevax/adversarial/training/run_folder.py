@@ -63,7 +63,8 @@ class RunFolder:
                 file.write(strict_json(row) + "\n")
 
     def _check_same(self, mine: dict[str, Any]) -> None:
-        theirs = read_settings(self.settings)
+        # What a default came to when the run began is a part of its settings.
+        theirs = read_settings(self.settings) | settings_of(self.path).as_row()
         for name, value in mine.items():
             if theirs.get(name, value) != value:
                 raise CheckpointError(
@@ -108,7 +109,10 @@ def _finite(record: Any) -> Any:
 
 def read_settings(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it is no record of settings")
+        return found
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path}, which `train` writes, cannot be read: {error}. {_REMEDY}"
@@ -117,7 +121,13 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def settings_of(folder: str | os.PathLike) -> Settings:
     """The settings of the run in `folder`."""
-    recorded = read_settings(RunFolder(Path(folder)).settings)
+    path = RunFolder(Path(folder)).settings
+    recorded = read_settings(path)
     # Where the run started is no setting.
     recorded.pop("start", None)
-    return Settings(**recorded)
+    try:
+        return Settings(**recorded)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or of another version of bilevax: {error}. {_REMEDY}"
+        ) from error

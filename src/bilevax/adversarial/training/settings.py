@@ -1,6 +1,7 @@
 """Everything that decides a training run, as one record that goes into its rows."""
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from ..attacks.boxes import check_radius
 from .schedules import SCHEDULES
@@ -25,13 +26,28 @@ _RANGES = {
         "in [0, 1)",
     ),
     ("peak_at",): (lambda value: 0 < value <= 1, "in (0, 1]"),
-    ("epochs", "batch_size", "width"): (lambda value: value >= 1, "at least 1"),
+    ("epochs", "batch_size", "width", "implicit_every"): (
+        lambda value: value >= 1,
+        "at least 1",
+    ),
     ("attack_steps", "padding", "validation"): (
         lambda value: value >= 0,
         "not negative",
     ),
     ("seed",): (lambda value: 0 <= value < 2**31, "between 0 and 2^31 - 1"),
 }
+
+
+class TrainingAttack(NamedTuple):
+    """The attack while training: `steps` sign steps of `sign_step`, or plain ones.
+
+    `attack_step` is the length of plain steps. Bilevel methods take one more of them at
+    the end, which is their lower level; others take none, and have None.
+    """
+
+    steps: int
+    sign_step: float | None
+    attack_step: float | None
 
 
 @dataclass(frozen=True)
@@ -47,13 +63,15 @@ class Settings:
       averages gradients instead of adding them up, so its `1 / gamma2` is the rate
       over `1 - momentum`.
     - `gamma1`: of DS-BLO.
-    - `attack_step`: length of a plain step of the bilevel attack; by default 5000/255,
-      and 2000/255 for epsilon above 8/255.
-    - `attack_steps`: of the first attack of bilevel methods (1), or of AT and TRADES
-      (10). `sign_step`: makes the first attack one of sign steps of that length; AT and
-      TRADES always take them, by default of a quarter of epsilon (2/255 at 8/255).
+    - `attack_steps`, `sign_step`, `attack_step`: of the training attack. By default
+      bilevel methods take four sign steps of half of epsilon and then, as their lower
+      level, one plain step of 12.5 epsilon. An `attack_step` without a `sign_step`
+      makes all steps plain, one before the last unless `attack_steps` says otherwise.
+      AT and TRADES take sign steps alone: 10, of a quarter of epsilon. See `attack`.
     - `implicit_weight`: the Hessian in the implicit gradient; `tied` takes the inverse
-      of the attack step instead.
+      of the length of the last step instead.
+    - `implicit_every`: N computes the implicit term at one step in N, drawn at random,
+      and N times as large: a gradient with the same mean for less time.
     - `variance`: of the tilt. `reading`: "added" states it in units of the perturbation
       it causes; "tilt" states it for `q` itself.
     - `radius`: length of the random shift of the weights in PIGD, as a share of the
@@ -80,6 +98,7 @@ class Settings:
     sign_step: float | None = None
     implicit_weight: float = 10.0
     tied: bool = False
+    implicit_every: int = 1
     variance: float = 5e-5
     reading: str = "added"
     radius: float = 1e-4
@@ -108,23 +127,43 @@ class Settings:
                     raise ValueError(f"`{name}` is {text}; got {value}.")
 
     @property
-    def step_of_attack(self) -> float:
-        """`attack_step` or its default."""
-        if self.attack_step is not None:
-            return self.attack_step
-        return (5000 if self.epsilon <= 8 / 255 + 1e-9 else 2000) / 255
+    def attack(self) -> TrainingAttack:
+        """What the three settings of the attack come to.
 
-    @property
-    def sign_step_of_attack(self) -> float:
-        """`sign_step` or the default of AT and TRADES, which reaches all of the box."""
-        return self.epsilon / 4 if self.sign_step is None else self.sign_step
+        The default of bilevel methods has two reasons. Four steps of half a radius
+        reach all of the box, which is two radii wide, from any start. The plain step
+        after them should decide which pixels are free and not where the attack goes:
+        one that is long against the box is one more single-step attack, of up to two
+        radii, which a network learns to mislead. All grows with the radius, so that
+        the attack at another radius is the same one at another scale.
+        """
+        steps, size, last = self.attack_steps, self.sign_step, self.attack_step
+        # In a box of a single point nothing moves, but steps need a length.
+        radius = self.epsilon or 1.0
+        if self.method in BILEVEL:
+            if size is None and last is not None:
+                return TrainingAttack(1 if steps is None else steps, None, last)
+            size = radius / 2 if size is None else size
+            last = 12.5 * radius if last is None else last
+            return TrainingAttack(4 if steps is None else steps, size, last)
+        if self.method == "clean":
+            return TrainingAttack(0, None, None)
+        if self.method == "fast-at":
+            return TrainingAttack(1, 1.25 * radius, None)
+        size = radius / 4 if size is None else size
+        return TrainingAttack(10 if steps is None else steps, size, None)
 
     @property
     def tilt_deviation(self) -> float:
-        """Of `q`, whatever the reading."""
-        sigma = self.variance**0.5
-        return sigma / self.step_of_attack if self.reading == "added" else sigma
+        """Of `q`, whatever the reading; only bilevel methods have a lower level."""
+        sigma, step = self.variance**0.5, self.attack.attack_step
+        return sigma if self.reading == "tilt" or step is None else sigma / step
 
     def as_row(self) -> dict:
-        """All settings, with the attack step and its default resolved."""
-        return asdict(self) | dict(attack_step=self.step_of_attack)
+        """All settings, those of the attack as they are used."""
+        attack = self.attack
+        return asdict(self) | dict(
+            attack_steps=attack.steps,
+            sign_step=attack.sign_step,
+            attack_step=attack.attack_step,
+        )

@@ -21,6 +21,7 @@ from ..data.images import Images, split
 from ..networks.models import build
 from ..networks.network import AbstractNetwork
 from .devices import batch_sharding, everywhere
+from .model_card import write_card
 from .problem import adversarial_problem
 from .recipes import instance_of, method_of
 from .run_folder import RunFolder
@@ -71,7 +72,7 @@ def train(
     - `folder`: gets `epochs.jsonl`, a row per epoch, `checkpoint.npz`, from which the
       same call goes on if it was interrupted (`resume=False` starts afresh), and
       `weights.npz` for `load_network` when the run has ended, or as soon as an epoch is
-      the best so far, `best.npz`.
+      the best so far, `best.npz`; and `model_card.md`.
     - `every_epoch(epoch, model, average, row)`: after each epoch; what it returns is
       added to the row.
     - `devices`: over which batches are spread; by default all. Every process of a
@@ -84,6 +85,7 @@ def train(
     """
     settings = Settings() if settings is None else settings
     devices = jax.devices() if devices is None else devices
+    whole = images
     if settings.validation:
         images = split(images, settings.validation)
     _check(images, settings, len(devices))
@@ -129,6 +131,7 @@ def train(
     if place is not None:
         ended = dict(average=found.average, last=found.x)
         save_networks(place.weights, ended, images, settings)
+        write_card(place.path, found.x, whole, settings, stopped)
     return Trained(
         model=found.x,
         average=found.average,

@@ -106,8 +106,8 @@ class Watch:
             return (
                 "collapsed: images under the training attack were classified far "
                 "better than clean ones or than under PGD. Take more steps of the "
-                "attack, raise the implicit weight, or do not tie it to the attack "
-                "step. " + self._remains
+                "attack and a shorter last one (the default), raise the implicit "
+                "weight, or do not tie it to the attack step. " + self._remains
             )
         return None
 

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from ..._files import checkpoint as checkpoints
 from ..data.images import Images
+from ..files.safetensors_files import load_safetensors
 from ..networks.models import build
 from ..networks.network import AbstractNetwork
 from .run_folder import RunFolder
@@ -34,7 +35,22 @@ def save_networks(
         activation=settings.activation,
         width=settings.width,
     )
-    checkpoints.save(path, arrays, dict(built=built))
+    shape = list(images.x_train.shape[1:])
+    checkpoints.save(path, arrays, dict(built=built, image_shape=shape))
+
+
+def image_shape(folder: str | os.PathLike) -> tuple[int, int, int]:
+    """Height, width and channels of the images that the run in `folder` has seen."""
+    path = _written(RunFolder(Path(folder)), "average")
+    _, meta = checkpoints.load(path)
+    if "image_shape" not in meta:
+        raise ValueError(
+            f"{path} does not say how large its images were, as later versions of "
+            "bilevax write; say it with `image_size`."
+        )
+    checkpoints.check_kinds(path, meta, dict(image_shape=list))
+    height, width, channels = meta["image_shape"]
+    return height, width, channels
 
 
 def load_network(
@@ -43,8 +59,9 @@ def load_network(
     *,
     like: AbstractNetwork | None = None,
 ) -> AbstractNetwork:
-    """The network that `train` left in `folder`.
+    """The network that `train` left in `folder`, or that `export` wrote as safetensors.
 
+    - `folder`: of the run, or the file `....safetensors`.
     - `kind`: "average" for the running average of the weights, "last", or "best" for
       the average of the best epoch, where the run had a validation.
     - `like`: a network of the same shapes, where `train` was given one of your own;
@@ -52,15 +69,21 @@ def load_network(
     """
     if kind not in KINDS:
         raise ValueError(f"`kind` is one of {', '.join(KINDS)}; got {kind!r}.")
-    place = RunFolder(Path(folder))
+    if Path(folder).suffix == ".safetensors":
+        return load_safetensors(folder, like)
+    path = _written(RunFolder(Path(folder)), kind)
+    arrays, meta = checkpoints.load(path)
+    if like is None:
+        checkpoints.check_kinds(path, meta, dict(built=dict))
+        like = build(key=jr.key(0), **meta["built"])
+    return checkpoints.unflatten(arrays, f"{kind}_", like, path)
+
+
+def _written(place: RunFolder, kind: str) -> Path:
     path = place.best if kind == "best" else place.weights
     if not path.exists():
         needed = "with a validation" if kind == "best" else "that has ended"
         raise ValueError(
             f"{path} does not exist: name the folder of a run of `train` {needed}."
         )
-    arrays, meta = checkpoints.load(path)
-    if like is None:
-        checkpoints.check_kinds(path, meta, dict(built=dict))
-        like = build(key=jr.key(0), **meta["built"])
-    return checkpoints.unflatten(arrays, f"{kind}_", like, path)
+    return path

@@ -1,0 +1,80 @@
+"""The arrays of a model as functions of JAX."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import Array, Float, Int
+
+from .._programs.modules import Plain
+from .canonical import Affine, Canonical
+
+# The share of entries up to which a matrix counts as sparse.
+SPARSE = 0.1
+
+
+class Numbers(Plain):
+    """Numbers that are affine in the leader's `p`."""
+
+    constant: Float[Array, " k"]
+    rows: Int[Array, " s"]
+    columns: Int[Array, " s"]
+    slopes: Float[Array, " s"]
+
+    def __init__(self, numbers: Affine):
+        slope = sp.coo_array(numbers.slope)
+        self.constant, self.slopes = (
+            jnp.asarray(numbers.constant),
+            jnp.asarray(slope.data),
+        )
+        self.rows = jnp.asarray(slope.row, jnp.int32)
+        self.columns = jnp.asarray(slope.col, jnp.int32)
+
+    def __call__(self, p):
+        if not self.slopes.size:
+            return self.constant
+        return (
+            jnp.asarray(self.constant).at[self.rows].add(self.slopes * p[self.columns])
+        )
+
+
+class Objective(Plain):
+    """`0.5 z^T P z + q^T z + d` of the raveled `x` and `y`."""
+
+    P: Numbers
+    left: Int[Array, " s"]
+    right: Int[Array, " s"]
+    dense: Float[Array, "n n"] | None
+    q: Numbers
+    d: Numbers
+    x: tuple = eqx.field(static=True)
+
+    def __init__(self, form: Canonical, order, x):
+        inverse = np.argsort(order)
+        linear = form.q.rows(np.arange(form.n)).rows(inverse)
+        left, right = (order[places] for places in form.P_places)
+        P = form.P
+        self.dense = None
+        if not P.moves and len(left) > SPARSE * form.n**2:
+            shape = form.n, form.n
+            self.dense = jnp.asarray(
+                sp.csr_array((P.constant, (left, right)), shape=shape).toarray()
+            )
+            left = right = left[:0]
+            P = P.rows(left)
+        self.P = Numbers(P)
+        self.left, self.right = (
+            jnp.asarray(left, jnp.int32),
+            jnp.asarray(right, jnp.int32),
+        )
+        self.q, self.d = Numbers(linear), Numbers(form.q.rows([form.n]))
+        self.x = tuple((name, value.shape) for name, value in sorted(x.items()))
+
+    def __call__(self, x, y):
+        p = jnp.concatenate([jnp.ravel(x[name]) for name, _ in self.x])
+        z = jnp.concatenate([jnp.ravel(y[name]) for name in sorted(y)])
+        if self.dense is not None:
+            bent = z @ (self.dense @ z)
+        else:
+            bent = jnp.sum(self.P(p) * z[self.left] * z[self.right])
+        return 0.5 * bent + self.q(p) @ z + self.d(p)[0]

@@ -1,0 +1,1 @@
+"""Networks as files that other libraries read."""
