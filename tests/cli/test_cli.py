@@ -49,6 +49,23 @@ def test_solve_prints_and_speaks_json(good, capsys, tmp_path):
     assert " 0 " not in text
 
 
+def test_solve_tells_of_upper_constraints_and_fails_where_none_is_met(capsys, tmp_path):
+    text = GOOD.replace("b=[0.0]),", "b=[0.0]), upper_constraints=lambda x, y: y + {},")
+    met, empty = tmp_path / "met.py", tmp_path / "empty.py"
+    met.write_text(text.format("0.5"))
+    empty.write_text(text.format("1 + y**2"))
+    assert main(["solve", str(met), "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["violation"] < 1e-8
+    # F = x^2/4 + x/2 - min(x, 0) at x = -0.5, where its slope is -0.75.
+    assert out["x"][0][0] == pytest.approx(-0.5)
+    assert out["upper_multipliers"][0][0] == pytest.approx(0.75)
+    assert main(["solve", str(empty)]) == 1
+    told = capsys.readouterr().out
+    assert "upper_infeasible" in told
+    assert "violated by 0.75" in told
+
+
 def test_explain_and_certify(good, capsys):
     assert main(["explain", good]) == 0
     assert "strong convexity" in capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 import bilevax as bx
 
 from .. import zoo
+from ..executors.tools import Here
 
 SQUARE = bx.Box(-2 * np.ones(2), 2 * np.ones(2))
 
@@ -67,6 +68,7 @@ def test_several_active_constraints_meet_in_a_vertex():
     multipliers = found.upper_multipliers
     np.testing.assert_allclose(multipliers["a"], 0.4, rtol=zoo.REFERENCE)
     np.testing.assert_allclose(multipliers["b"], [0.2], rtol=zoo.REFERENCE)
+    assert found.upper is not None
     assert found.upper.residual <= zoo.REFERENCE
 
 
@@ -106,6 +108,7 @@ def test_equalities_are_met_with_a_signed_multiplier():
     np.testing.assert_allclose(found.x, [1.5, 1.5], rtol=zoo.EXACT)
     assert found.violation <= zoo.EXACT
     # 2 (x - (2, 1)) + nu (1, -1) = 0
+    assert found.upper is not None
     nu = found.upper.equality_multipliers
     np.testing.assert_allclose(nu, 1, rtol=zoo.REFERENCE)
 
@@ -246,7 +249,7 @@ def test_many_instances_are_solved_as_each_alone():
     bend = lambda radius, x, y: jnp.sum(y**2) - radius**2
     partial = jax.tree_util.Partial
     problems = [coupled(partial(bend, jnp.asarray(r))) for r in (0.5, 1.0, 3.0)]
-    found = bx.solve_many(problems, np.array([[0.3, -0.2]] * 3), 0)
+    found = bx.solve_many(problems, jnp.array([[0.3, -0.2]] * 3), 0)
     distance = np.maximum(np.sqrt(5) - np.array([0.5, 1.0, 3.0]), 0)
     values = [one.value for one in found]
     np.testing.assert_allclose(values, distance**2, rtol=zoo.EXACT, atol=zoo.IDENTITY)
@@ -271,6 +274,7 @@ def test_sampled_constraints_hold_for_all_rows_at_the_end():
 def test_the_certificate_of_a_solution_is_small_and_elsewhere_it_is_not():
     problem = coupled(disc)
     found = solved(problem, [0.3, -0.2], certify=1e-4)
+    assert found.certificate is not None
     assert found.certificate.measure < 1e-3
     elsewhere = bx.certify(problem, np.array([1.0, 0.0]), 1e-4, key=0)
     # Along the circle F still falls: its slope there is 2.
@@ -283,6 +287,56 @@ def test_the_penalised_problem_is_exact_above_the_multiplier():
     np.testing.assert_allclose(found.value, (root - 1) ** 2, rtol=zoo.REFERENCE)
     light = solved(bx.penalised(coupled(disc), 0.5 * (root - 1)), [0.3, -0.2])
     assert np.sum(light.x**2) > 1.1
+
+
+def test_executors_find_what_this_process_finds():
+    problem = coupled(disc)
+    here = solved(problem, [0.3, -0.2])
+    there = solved(problem, [0.3, -0.2], executor=Here())
+    np.testing.assert_array_equal(here.x, there.x)
+    np.testing.assert_array_equal(here.upper_multipliers, there.upper_multipliers)
+
+
+def test_a_solution_on_disk_keeps_its_constraints(tmp_path):
+    found = solved(coupled(disc), [0.3, -0.2])
+    found.save(tmp_path / "disc.npz")
+    again = bx.Solution.load(tmp_path / "disc.npz")
+    np.testing.assert_array_equal(again.upper_multipliers, found.upper_multipliers)
+    assert again.feasible
+    assert again.upper is not None
+    assert again.upper.residual == getattr(found.upper, "residual", None)
+    assert "upper_constraints (1.236)" in str(again)
+
+
+def test_a_checkpoint_ends_where_the_run_ends(tmp_path):
+    path = tmp_path / "run.npz"
+    first = solved(coupled(disc), [0.3, -0.2], checkpoint=path)
+    again = solved(coupled(disc), [0.3, -0.2], checkpoint=path)
+    np.testing.assert_array_equal(first.x, again.x)
+    np.testing.assert_array_equal(first.history.value, again.history.value)
+
+
+def test_ranges_that_are_decades_apart_do_not_matter():
+    """Least `(log10 x1 - 2)^2 + x2^2` with `log10 x1 <= 1` has `x1 = 10`."""
+    decades = lambda x, y: 0.5 * (y[0] - jnp.log10(x[0])) ** 2 + 0.5 * y[1] ** 2
+    problem = bx.Problem(
+        lambda x, y: (y[0] - 2) ** 2 + x[1] ** 2,
+        decades,
+        y0=jnp.zeros(2),
+        domain=bx.Box(np.array([1e-2, -1.0]), np.array([1e4, 1.0])),
+        upper_constraints=lambda x, y: y[0] - 1,
+    )
+    found = solved(problem, [1.0, 0.5])
+    np.testing.assert_allclose(found.x[0], 10, rtol=zoo.REFERENCE)
+    np.testing.assert_allclose(found.upper_multipliers, 2, rtol=zoo.REFERENCE)
+
+
+def test_the_best_value_changes_with_data_of_the_constraint_by_its_multiplier():
+    c = jax.tree_util.Partial(lambda t, x, y: jnp.sum(y**2) - 1 - t, jnp.asarray(0.0))
+    problem = coupled(c)
+    found = solved(problem, [0.3, -0.2])
+    slope = bx.sensitivity(problem, found.x).data.upper_constraints.args[0]
+    np.testing.assert_allclose(-slope, found.upper_multipliers, rtol=1e-3)
 
 
 def test_any_method_may_run_on_it():

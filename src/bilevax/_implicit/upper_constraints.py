@@ -13,7 +13,7 @@ from .._lower.choose import checked_solver
 from .._problem.checks import checked_point
 from .._problem.penalised import rows_of, weighted
 from .._problem.problem import Problem
-from .._programs.arrays import ravel
+from .._programs.arrays import ravel, xp
 from .._programs.control import on_device, on_host, stage_by_stage
 from .._programs.modules import Plain
 from .._programs.quick import once_jit
@@ -123,8 +123,8 @@ def stacked(problem: Problem, x, warm, size: int) -> Stack:
             slopes.append(ravel(e.grad))
         value, values = first.aux
         fine = bool(first.lower.success)
-        value, values = np.where(fine, value, np.nan), np.where(fine, values, np.nan)
-        return Stack(value, values, np.stack(slopes), first.lower, first.status)
+        value, values = (xp.where(fine, part, np.nan) for part in (value, values))
+        return Stack(value, values, xp.stack(slopes), first.lower, first.status)
 
 
 @once_jit

@@ -56,7 +56,7 @@ class Oracle:
     ):
         self.problem, self.less, self.sizes = problem, less, sizes
         self.length = length
-        self.unravel = Unravel.like(x)
+        self.unravel: Any = Unravel.like(x)
         self.domain = None
         if problem.domain is not None:
             with stage_by_stage():

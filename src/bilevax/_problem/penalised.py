@@ -22,6 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from .._programs.modules import Plain, with_fields
+from .._status import is_traced
 from .checks import called, scalar
 from .problem import AbstractProblem, Problem
 from .stochastic import StochasticProblem
@@ -87,10 +88,7 @@ def penalised(problem: AbstractProblem, weight: Any) -> AbstractProblem:
     weights = jnp.asarray(weight, float)
     if not eqx.is_array_like(weights) or weights.ndim > 1:
         raise ValueError("`weight` must be a number or a vector of numbers.")
-    if (
-        not isinstance(weights, jax.core.Tracer)
-        and not (np.asarray(weights) >= 0).all()
-    ):
+    if not is_traced(weights) and not (np.asarray(weights) >= 0).all():
         raise ValueError(f"`weight` must not be negative; got {weight}.")
     return with_penalty(problem, 1.0, weights)
 
