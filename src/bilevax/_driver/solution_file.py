@@ -26,7 +26,7 @@ from .second_look import SecondLook
 _KIND = "solution"
 # Parts of a solution that are trees of arrays, and those that are plain.
 _TREES = ("x", "y", "average", "value", "stochastic")
-_PLAIN = dict(success=bool, message=str, stopped=str, bounds=dict)
+_PLAIN: dict[str, Any] = dict(success=bool, message=str, stopped=str, bounds=dict)
 # Objects among the parts, with their classes.
 _OBJECTS = dict(history=History, polish=Polish, certificate=Certificate,
                 lower=LowerSolution, around=SecondLook)  # fmt: skip

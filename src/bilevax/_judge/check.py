@@ -186,7 +186,9 @@ def check(
     if flat.size > _MOST:
         chosen = np.sort(numbers.choice(flat.size, _MOST, replace=False))
     random = numbers.normal(size=flat.size)
-    directions = [(names[k], units[k] * np.eye(1, flat.size, k)[0]) for k in chosen]
+    directions = [
+        (names[k], units[k] * np.eye(1, flat.size, k)[0]) for k in chosen.tolist()
+    ]
     if flat.size > 1:
         directions.append(
             ("a random direction", units * random / np.linalg.norm(random))

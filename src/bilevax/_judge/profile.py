@@ -105,7 +105,7 @@ def profile(
     x: PyTree,
     along: Any = 0,
     *,
-    span: tuple[float, float] | None = None,
+    span: Any = None,
     points: int | None = None,
     names: Sequence[str] | None = None,
 ) -> Profile:

@@ -91,7 +91,7 @@ def sensitivity(problem: Problem | Followers, x: PyTree) -> Sensitivity:
     slopes, changes = [], []
     for point in points:
         found = hypergradient(problem, unravel(point), throw=False)
-        fine = status_name(found.status) == "successful"
+        fine = status_name(found.status) in ("successful", "violated")
         if fine and not _is_known(slopes, found.grad):
             slopes.append(np.asarray(ravel_pytree(found.grad)[0]))
             changes.append(point)
