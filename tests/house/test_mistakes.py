@@ -192,7 +192,11 @@ def load(path):
     ("call", "error", "words"),
     [
         # solve
-        (lambda: front.solve(on_domain(domain=None), key=0), ValueError, ("`x0`", "Box")),
+        (
+            lambda: front.solve(on_domain(domain=None), key=0),
+            ValueError,
+            ("`x0`", "Box"),
+        ),
         (
             lambda: front.solve(SMALL, x0=np.zeros(3), key=0),
             ValueError,
