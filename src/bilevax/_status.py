@@ -77,6 +77,11 @@ class Status(eqx.Enumeration):
         "died or could not do it. Give workers more memory or time, look into their "
         "logs, or do this run alone without `executor` to see what happens."
     )
+    violated = (
+        "The rows of this elastic lower level cannot all be met at this `x`, or the "
+        "price of violating them is below their multipliers. `F` and its gradient are "
+        "right for the elastic problem. Raise `elastic`, relax `b`, or move `x`."
+    )
 
 
 class BilevelError(RuntimeError):
@@ -145,7 +150,7 @@ def status_name(status) -> Any:
 
 
 # Where `F` is right, the gradient or not. Kinks are among these: minimisers sit there.
-_WITH_VALUE = ("successful", "kink", "dependent_rows", "adjoint_limit")
+_WITH_VALUE = ("successful", "violated", "kink", "dependent_rows", "adjoint_limit")
 
 
 def has_value(status) -> bool:

@@ -34,6 +34,8 @@ def test_a_saved_solution_is_loaded_with_all_its_digits(tmp_path):
         assert same(getattr(t, name), getattr(s, name)), name
     assert same(t.history.steps, s.history.steps)
     np.testing.assert_array_equal(t.history.value, s.history.value)
+    assert s.certificate is not None
+    assert t.certificate is not None
     assert t.certificate.measure == s.certificate.measure
     assert [a.value for a in t.starts] == [a.value for a in s.starts]
     assert t.converged == s.converged

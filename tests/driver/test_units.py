@@ -58,6 +58,25 @@ def test_in_units_f_and_its_gradient_are_those_of_the_chain_rule():
     np.testing.assert_allclose(np.diag(slopes), chart.slopes(u), rtol=1e-12)
 
 
+def test_a_bound_that_is_a_function_of_x_is_one_of_the_units_too():
+    rows = bx.Intersection(
+        room=bx.Box(0.0, lambda x: jnp.log(x[0]) * jnp.ones(2)),
+        total=bx.Polyhedron(
+            A=jnp.ones((1, 2)), B=jnp.array([[0.0, -1.0]]), b=jnp.array([0.5])
+        ),
+    )
+    problem = bx.Problem(upper, follow, rows, y0=jnp.zeros(2), domain=bx.Box(LOW, HIGH))
+    chart = chart_of(problem)
+    assert chart is not None
+    np.testing.assert_array_equal(chart.ratio, [True, False])
+    for x in (jnp.array([1.2, 0.6]), jnp.array([40.0, 0.2])):
+        u = chart.u(x)
+        here = bx.hypergradient(problem, x)
+        there = bx.hypergradient(chart.applied(problem), u)
+        np.testing.assert_allclose(there.value, here.value, rtol=1e-10)
+        np.testing.assert_allclose(there.grad, here.grad * chart.slopes(u), rtol=1e-8)
+
+
 def test_a_coordinate_in_the_rows_stays_straight():
     rows = bx.Polyhedron(
         A=jnp.array([[1.0, 0.0]]), B=jnp.array([[-2.0, 0.0]]), b=jnp.array([0.1])

@@ -164,6 +164,7 @@ def test_a_solution_has_all_that_is_known_of_its_lower_level():
     s = bx.solve(problem, key=0, num_steps=5)
     e = bx.hypergradient(problem, s.x)
     np.testing.assert_allclose(s.multipliers, e.lower.multipliers, atol=1e-12)
+    assert s.lower is not None
     np.testing.assert_array_equal(s.lower.active, e.lower.active)
     np.testing.assert_array_equal(s.prices, s.multipliers)
 

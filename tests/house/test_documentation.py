@@ -135,6 +135,7 @@ def test_the_page_on_tools_runs():
     # Both roads at the limit: F* = -2 (wish - 1) for a wish of 4 and all of capacity 2.
     np.testing.assert_allclose(scope["worth"].data.lower.args[0], [-1, -1], atol=1e-5)
     np.testing.assert_allclose(scope["worth"].data.constraints.b[0], -2, atol=1e-5)
+    assert bx.status_name(scope["e"].status) == "violated"
 
 
 def test_the_reference_is_made_from_the_code():

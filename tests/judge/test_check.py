@@ -118,3 +118,25 @@ def test_of_followers_the_mean_is_checked():
 
     buyers = bx.Followers(Buyer(), jnp.array([0.8, 0.9]))
     assert bx.check(buyers, jnp.array([0.3])).agrees
+
+
+def test_of_a_leader_who_sees_prices_the_gradient_agrees():
+    seen = lambda x, y, prices: -jnp.sum(x * y) + prices["limit"][0] ** 2
+    roads = bx.Intersection(
+        limit=bx.Polyhedron(A=jnp.ones((1, 2)), b=jnp.array([2.0])),
+        bounds=bx.Box(jnp.zeros(2), jnp.inf),
+    )
+    problem = bx.Problem(seen, travel, roads, prices=True)
+    x = jnp.array([2.5, 3.0])
+    assert bx.check(problem, x).agrees
+    # The price is (4 - x0 + 4 - x1 - 2) / 2 and enters squared.
+    line = bx.profile(problem, x, 0, span=(2.0, 2.5), points=2)
+    assert line.rows[0] == "limit[0]"
+    np.testing.assert_allclose(line.multipliers[:, 0], [0.5, 0.25], atol=1e-9)
+    found = bx.sensitivity(problem, x)
+    assert not found.is_stationary
+    stopped = lambda x, y, prices: (
+        seen(x, y, jax.tree.map(jax.lax.stop_gradient, prices)) + 0 * jnp.sum(x)
+    )
+    wrong = bx.check(bx.Problem(stopped, travel, roads, prices=True), x)
+    assert not wrong.agrees

@@ -42,7 +42,9 @@ def test_value_and_gradient_at_a_point_are_one_evaluation():
     objective = bx.scipy_objective(TRACKING)
     fun, jac = objective
     v = np.array([0.5, 0.5])
-    fun(v), jac(v), fun(v)
+    np.testing.assert_allclose(fun(v), 2 * 2.5**2 + 0.25)
+    np.testing.assert_allclose(jac(v), [-4.5, -4.5])
+    assert fun(v) == fun(v.copy())
     assert objective.evaluations == 1
     # SciPy moves its vectors in place.
     v += 1

@@ -45,7 +45,7 @@ def run(options) -> int:
         problem,
         names["x0"],
         tuple(along) if pair else along[0],
-        span=spans if spans is None or pair else spans[0],  # pyright: ignore
+        span=spans if spans is None or pair else spans[0],
         points=options.points,
         names=names_of(options.file, names, "x"),
     )

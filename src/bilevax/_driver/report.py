@@ -82,7 +82,7 @@ def _value(s) -> str:
     text = f"{s.value:.10g}"
     if s.status_name == "successful":
         return text
-    if not s.success:
+    if not s.success or s.status_name == "violated":
         return f"{text} ({s.status_name}). {s.message}"
     if s.status_name == "kink":
         return f"{text} (x is on a kink of F, where minimisers often are)"

@@ -108,8 +108,8 @@ class Solution:
 
     @property
     def prices(self) -> Any:
-        """The multipliers, by name where the constraints have names."""
-        return getattr(self.lower, "prices", self.multipliers)
+        """The multipliers; of an `Intersection` by the names of its sets."""
+        return None if self.lower is None else self.lower.prices
 
     @property
     def converged(self) -> bool:

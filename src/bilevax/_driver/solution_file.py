@@ -5,13 +5,15 @@ array. Whatever else a file says is refused.
 """
 
 import os
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._constraints import Layout
+from .._constraints.layout import Part
 from .._files import checkpoint as files
 from .._judge.certificate import Certificate
 from .._lower.base import Iterations, LowerSolution
@@ -25,12 +27,12 @@ from .upper_report import UpperReport
 _KIND = "solution"
 # Parts of a solution that are trees of arrays, and those that are plain.
 _TREES = ("x", "y", "average", "value", "stochastic")
-_PLAIN = dict(success=bool, message=str, stopped=str, bounds=dict)
+_PLAIN: dict[str, Any] = dict(success=bool, message=str, stopped=str, bounds=dict)
 # Objects among the parts, with their classes.
 _OBJECTS = dict(history=History, polish=Polish, certificate=Certificate,
                 lower=LowerSolution, around=SecondLook, upper=UpperReport)  # fmt: skip
-# A LowerSolution is kept without these: the first is a status, the other large.
-_LEFT_OUT = ("status", "factor", "_measured")
+# A LowerSolution is kept without these as they are: a status, names, a large factor.
+_LEFT_OUT = ("status", "factor", "layout", "_measured")
 
 
 def write(path: str | os.PathLike, solution: Any) -> None:
@@ -96,7 +98,20 @@ def _object_form(held: Any, arrays: list, what: str) -> dict:
     }
     if hasattr(held, "status"):
         form["status"] = _form(np.asarray(held.status._value), arrays, what)
+        form["layout"] = _form(_layout_form(held.layout), arrays, what)
     return form
+
+
+def _layout_form(layout: Layout | None) -> dict | None:
+    return None if layout is None else asdict(layout)
+
+
+def _layout(form: dict | None) -> Layout | None:
+    """Names of rows, as tuples again."""
+    if form is None:
+        return None
+    parts = tuple(Part(**part) for part in form["parts"])
+    return Layout(parts, by_name=form["by_name"])
 
 
 def _object(form: dict, arrays: list, kind: type) -> Any:
@@ -104,6 +119,7 @@ def _object(form: dict, arrays: list, kind: type) -> Any:
     if kind is LowerSolution:
         parts["iterations"] = Iterations(*parts["iterations"])
         parts["status"] = as_status(jnp.asarray(parts["status"]))
+        parts["layout"] = _layout(parts["layout"])
         parts["factor"] = None
     names = {f.name for f in fields(kind) if f.name != "_measured"}
     if set(parts) != names:

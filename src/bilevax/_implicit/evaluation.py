@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from .._lower.base import LowerSolution
+from .._problem.elastic import told as violations_told
 from .._programs.modules import Plain
 from .._status import as_status, have_values, message, status_name
 from .quality import Quality
@@ -48,7 +49,9 @@ class Evaluation(Plain):
     @property
     def message(self) -> str:
         """What is wrong or special here and what to do about it; else empty."""
-        return message(self.status)
+        if np.ndim(self.status._value) or status_name(self.status) != "violated":
+            return message(self.status)
+        return f"{message(self.status)} {violations_told(self.lower.y)}"
 
 
 class Each(NamedTuple):

@@ -21,6 +21,7 @@ from .._lower.choose import (
 from .._lower.dense import FlatLower, Unravel
 from .._lower.sparse.solver import SparseActiveSet
 from .._problem.checks import check_functions, checked_point
+from .._problem.elastic import is_violated
 from .._problem.followers import Followers
 from .._problem.problem import AbstractLocalLower, Problem, bare
 from .._programs.arrays import ravel, xp
@@ -251,6 +252,8 @@ def _evaluate(problem: Problem, x, solver, adjoint: Any, warm: Any) -> Evaluatio
         adjoint = default_adjoint(lower)
     found = implicit_gradient(problem, x, lower, adjoint, whole)
     code, value, grad = _judged(_states(lower), found)
+    if problem.elastic:
+        code = _or_violated(code, lower.y)
     return made(
         Evaluation,
         value=value,
@@ -266,6 +269,8 @@ def _evaluate_each(problem: Followers, x, solver, adjoint, warm) -> Evaluation:
     lower = with_unique_prices(problem, x, solver(problem, x, warm))
     found = mean_gradient(problem, x, lower, adjoint, solver)
     codes = jax.vmap(_code_of)(_states(lower), found.sane, found.fine)
+    if problem.one.elastic:
+        codes = jax.vmap(_or_violated)(codes, lower.y)
     status, each = summary(found, lower, codes)
     or_nan = lambda leaf: jnp.where(jnp.all(lower.success), leaf, jnp.nan)
     return FollowersEvaluation(
@@ -347,6 +352,12 @@ def _code_of(states, sane, fine):
         so_far = code == code_of(Status.successful)
         code = xp.where(so_far & ~holds, code_of(kind), code)
     return code
+
+
+def _or_violated(code, y):
+    """Of an elastic problem, whether its rows are met."""
+    broken = (code == code_of(Status.successful)) & is_violated(y)
+    return xp.where(broken, code_of(Status.violated), code)
 
 
 class Implicit(NamedTuple):

@@ -186,7 +186,9 @@ def check(
     if flat.size > _MOST:
         chosen = np.sort(numbers.choice(flat.size, _MOST, replace=False))
     random = numbers.normal(size=flat.size)
-    directions = [(names[k], units[k] * np.eye(1, flat.size, k)[0]) for k in chosen]
+    directions = [
+        (names[k], units[k] * np.eye(1, flat.size, k)[0]) for k in chosen.tolist()
+    ]
     if flat.size > 1:
         directions.append(
             ("a random direction", units * random / np.linalg.norm(random))
@@ -274,9 +276,11 @@ def _reasons(problem: Any, x, e, numbers):
             "counts as constant in derivatives."
         )
     y, found = e.lower.y, False
+    prices = problem.multipliers_of(e.lower)
+    upper = lambda x, y: problem.upper_value(x, y, prices)[0]
     for name, function, argument in (
-        ("`upper` with respect to x", lambda x, y: problem.upper_value(x, y)[0], 0),
-        ("`upper` with respect to y", lambda x, y: problem.upper_value(x, y)[0], 1),
+        ("`upper` with respect to x", upper, 0),
+        ("`upper` with respect to y", upper, 1),
         ("`lower` with respect to x", problem.lower_value, 0),
         ("`lower` with respect to y", problem.lower_value, 1),
     ):

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from .._arguments import check_count, check_number
 from .._constraints import Box
 from .._implicit.hypergradient import hypergradient
+from .._lower.base import LowerSolution
 from .._problem.checks import check_like, checked_point
 from .._problem.coordinates import checked_names, coordinate_index
 from .._problem.followers import Followers, check_drawn
@@ -36,7 +37,7 @@ class Profile:
       ended. Both have one axis for each name.
     - `multipliers`, `active`: of the lower-level rows, in a last axis (those of all
       followers after each other).
-    - `centre`: where `x` itself is.
+    - `centre`: where `x` itself is; `rows`: what the lower-level rows are called.
     """
 
     names: tuple[str, ...]
@@ -46,6 +47,7 @@ class Profile:
     multipliers: np.ndarray
     active: np.ndarray
     centre: tuple[float, ...]
+    rows: tuple[str, ...]
 
     @property
     def lowest(self) -> tuple[tuple[float, ...], float]:
@@ -87,10 +89,10 @@ class Profile:
     def plot(self, to: Any = None, rows: Sequence[str] | None = None) -> Any:
         """Draw it, into axes of matplotlib or a file; returns the figure.
 
-        `rows` are names of the lower-level rows, of which "row 3" is one.
+        `rows` are names of the lower-level rows, in place of their own.
         """
-        count = self.active.shape[-1]
-        rows = [f"row {i}" for i in range(count)] if rows is None else list(rows)
+        count = len(self.rows)
+        rows = list(self.rows if rows is None else rows)
         if len(rows) != count:
             raise ValueError(
                 f"`rows` must have one name for each of {count} rows; got {len(rows)}."
@@ -103,7 +105,7 @@ def profile(
     x: PyTree,
     along: Any = 0,
     *,
-    span: tuple[float, float] | None = None,
+    span: Any = None,
     points: int | None = None,
     names: Sequence[str] | None = None,
 ) -> Profile:
@@ -137,6 +139,7 @@ def profile(
     shape = tuple(len(t) for t in ranges)
     values, statuses = np.full(shape, np.nan), np.full(shape, "", dtype=object)
     multipliers, active, warm = [], [], None
+    e: Any = None
     for index in np.ndindex(*shape):
         point = flat.copy()
         for t, i, move, centre in zip(ranges, index, moves, centres, strict=True):
@@ -158,7 +161,17 @@ def profile(
         multipliers=np.array(multipliers).reshape(*shape, -1),
         active=np.array(active).reshape(*shape, -1),
         centre=centres,
+        rows=_row_names(e.lower),
     )
+
+
+def _row_names(lower: LowerSolution) -> tuple[str, ...]:
+    """Of many followers those of each, after each other."""
+    names = lower.row_names
+    if lower.multipliers.ndim == 1:
+        return tuple(names)
+    count = len(lower.multipliers)
+    return tuple(f"{name} of follower {i}" for i in range(count) for name in names)
 
 
 def _axis(domain, x, flat, names, along, span, points):

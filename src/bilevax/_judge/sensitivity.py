@@ -94,7 +94,7 @@ def sensitivity(problem: Problem | Followers, x: PyTree) -> Sensitivity:
     slopes, changes = [], []
     for point in points:
         found = hypergradient(problem, unravel(point), throw=False)
-        fine = status_name(found.status) == "successful"
+        fine = status_name(found.status) in ("successful", "violated")
         if fine and not _is_known(slopes, found.grad):
             slopes.append(np.asarray(ravel_pytree(found.grad)[0]))
             changes.append(point)
@@ -146,10 +146,13 @@ def _with_x_held(problem, x):
 
     def F(free):
         here = eqx.combine(free, fixed)
+        answer = lambda problem: solution_map(problem, x, multipliers=True)
         if isinstance(here, Followers):
-            one = lambda d, q: solution_map(here.follower(d, q), x)
-            return here.upper_value(x, jax.vmap(one)(here.data, here.tilt))[0]
-        return here.upper_value(x, solution_map(here, x))[0]
+            one = lambda d, q: answer(here.follower(d, q))
+            y, prices = jax.vmap(one)(here.data, here.tilt)
+        else:
+            y, prices = answer(here)
+        return here.upper_value(x, y, prices)[0]
 
     return jax.grad(F)(free)
 

@@ -12,12 +12,13 @@ and a run is one in `u`. `F` is the same function; its kinks and minimisers stay
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from .._constraints import AbstractConstraints, Box, Polyhedron, Simplex, is_sparse
+from .._constraints import Box, Intersection, is_function
 from .._programs.modules import Plain, with_fields
 from .problem import AbstractLocalLower, Problem
 
@@ -88,17 +89,26 @@ class Chart(Plain):
     def _in_units(self, function):
         return None if function is None else _InUnits(function, self)
 
-    def _rows(self, constraints: AbstractConstraints) -> AbstractConstraints:
-        """`A y + B (low + W u) <= b`."""
-        if not isinstance(constraints, Polyhedron):
-            return constraints
+    def _rows(self, constraints: Any) -> Any:
+        """`A y + B (low + W u) <= b`, and functions of `x` as functions of `u`."""
+        if isinstance(constraints, Intersection):
+            sets = tuple(map(self._rows, constraints.sets))
+            return with_fields(constraints, sets=sets)
         changed = {}
+        for name in _PARTS:
+            part = getattr(constraints, name, None)
+            if is_function(part):
+                changed[name] = _InUnits(part, self)
         for b, B in (("b", "B"), ("b_eq", "B_eq")):
-            rows = getattr(constraints, B)
+            rows = getattr(constraints, B, None)
             if rows is not None:
                 changed[B] = rows * (self.high - self.low)
                 changed[b] = getattr(constraints, b) - rows @ self.low
         return with_fields(constraints, **changed)
+
+
+# Parts of a set that may be functions of `x`.
+_PARTS = ("lower", "upper", "total", "A", "b", "A_eq", "b_eq")
 
 
 class _InUnits(Plain):
@@ -132,18 +142,17 @@ def chart_of(problem: Any) -> Chart | None:
 
 
 def _coupling(constraints) -> np.ndarray | None:
-    """The rows `B`; None where they are not numbers in a plain array."""
-    if isinstance(constraints, Box | Simplex):
-        parts = [constraints.lower, constraints.upper] if _is_box(constraints) else []
-        return None if any(map(callable, parts)) else np.zeros((0, 0))
-    if not isinstance(constraints, Polyhedron):
+    """The rows `B`; None where they are not numbers in plain arrays."""
+    sets = constraints.sets if isinstance(constraints, Intersection) else [constraints]
+    found = [getattr(one, B, None) for one in sets for B in ("B", "B_eq")]
+    parts = [B for B in found if B is not None]
+    if not all(isinstance(B, jax.Array | np.ndarray) for B in parts):
         return None
-    parts = [B for B in (constraints.B, constraints.B_eq) if B is not None]
-    held = (constraints.A, constraints.b, constraints.A_eq, constraints.b_eq, *parts)
-    if any(map(callable, held)) or any(map(is_sparse, parts)):
-        return None
+    # A function beside a matrix: which of the two is moved is not ours to say.
+    for one in sets:
+        both = getattr(one, "B", None) is not None or (
+            getattr(one, "B_eq", None) is not None
+        )
+        if both and one.has_functions:
+            return None
     return np.concatenate([np.asarray(B) for B in parts]) if parts else np.zeros((0, 0))
-
-
-def _is_box(constraints) -> bool:
-    return isinstance(constraints, Box)

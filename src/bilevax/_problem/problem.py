@@ -12,9 +12,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from .._arguments import check_flag
+from .._arguments import check_flag, check_number
 from .._constraints import (
     AbstractConstraints,
     Box,
@@ -29,6 +30,7 @@ from .checks import (
     checked_start,
     scalar,
 )
+from .elastic import elastic
 from .perturbation import tree_add
 
 
@@ -86,6 +88,9 @@ class Problem(AbstractProblem):
     - `prices`: whether `upper` is a function `(x, y, prices)` of the multipliers of the
       lower level, too: of an array with one entry per row, inequality rows first, or,
       for an `Intersection`, of a dictionary by the names of its sets.
+    - `elastic`: a price at which rows of a `Polyhedron` may be violated, so that the
+      lower level is never empty. `y` then is `{"violation": ..., "y": y}`, `upper` and
+      `lower` see `y` alone, and the status is `violated` where a row is.
     - `members`: where `y` is a minibatch of a larger whole, which members of it these
       are, one number per entry of the leading axis. A tilt that is drawn once for a
       run then belongs to the member, not to its place in the batch.
@@ -106,6 +111,7 @@ class Problem(AbstractProblem):
     upper_constraints: Callable | None
     upper_equalities: Callable | None
     prices: bool = eqx.field(static=True)
+    elastic: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -122,6 +128,7 @@ class Problem(AbstractProblem):
         adjoint=None,
         members=None,
         prices=False,
+        elastic=None,
     ):
         arguments = "(x, y, prices)" if prices else "(x, y)"
         for name, function, given in (
@@ -158,6 +165,27 @@ class Problem(AbstractProblem):
         self.always_feasible = bool(always_feasible)
         self.solver, self.adjoint, self.members = solver, adjoint, members
         self.prices = prices
+        self.elastic = elastic is not None
+        if self.elastic:
+            self._soften(elastic)
+
+    def _soften(self, price) -> None:
+        """Rows may be violated at a price from here on."""
+        check_number(price, "elastic", "a positive price", np.nextafter(0, 1))
+        if self.prices:
+            raise ValueError(
+                "`elastic` and `prices=True` do not go together: multipliers of "
+                "elastic rows end at the price. Leave one of them out."
+            )
+        if self.is_coupled:
+            raise ValueError(
+                "`elastic` and upper constraints do not go together: the price of a "
+                "violation is the follower's. Leave one of them out."
+            )
+        parts = elastic(self.upper, self.lower, self.constraints, self.y0, price)
+        self.upper, self.lower = parts.upper, parts.lower
+        self.constraints, self.y0 = parts.constraints, parts.y0
+        self.always_feasible = True
 
     def draw(self, key, step=None):
         return self
