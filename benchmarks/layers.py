@@ -2,11 +2,11 @@
 
     python -m benchmarks.layers [--repeats 5] [--json benchmarks/results/layers.jsonl]
 
-256 programs `min 0.5 y^T Q y + q^T y, A y <= b` with n = 20 and m = 10, of which `q` and
-`b` differ; forward, and backward from a random linear loss to both. The first call is
-counted as it comes, with all canonicalisation and compilation. The truth is a closed
-form in extended precision, on an active set that is verified by the signs of multipliers
-and slacks. One thread, tools take turns, the best repeat counts, CPU time.
+256 programs `min 0.5 y^T Q y + q^T y, A y <= b` with n = 20 and m = 10, of which `q`
+and `b` differ; forward, and backward from a random linear loss to both. The first call
+is counted as it comes, with all canonicalisation and compilation. The truth is a closed
+form in extended precision, on an active set that is verified by the signs of
+multipliers and slacks. One thread, tools take turns, the best repeat counts, CPU time.
 """
 
 import argparse
@@ -236,7 +236,8 @@ def main():
                 "ratio": min(entry.times) / min(base.times),
                 "first_ratio": entry.first / base.first,
                 "first_calls": entry.first / min(entry.times),
-                "worst_y": worst["y"], "worst_by_q": worst["q"], "worst_by_b": worst["b"],
+                "worst_y": worst["y"],
+                "worst_by_q": worst["q"], "worst_by_b": worst["b"],
                 "version": version(name.split()[0].split(".")[0].rstrip(",")),
                 "python": platform.python_version(),
             }

@@ -14,7 +14,7 @@ from bilevax._methods.base import AbstractMethod
 
 GROUPS = {
     "Modelling": (
-        "Problem", "Followers", "StochasticProblem", "AbstractLocalLower",
+        "Problem", "from_cvxpy", "Followers", "StochasticProblem", "AbstractLocalLower",
         "Polyhedron", "Box", "Simplex", "Intersection",
         "Gaussian", "UniformBall", "TruncatedGaussian",
     ),

@@ -105,7 +105,7 @@ def _check_constraint(cp, i: int, constraint) -> None:
                 f"constraints[{i}], {said(constraint)}, is not linear because of "
                 f"{said(culprit)}. Write it as linear constraints, as in "
                 "`[y <= c, y >= -c]` for `cp.abs(y) <= c` and one for each argument of "
-                "a `cp.maximum`, or put it into the objective as a penalty. (In between, "
+                "a `cp.maximum`, or put it into the objective as a penalty. (Inside, "
                 "nothing would decide the variables that cvxpy adds.)"
             )
         culprit = _smallest(constraint, lambda e: not e.is_pwl())
