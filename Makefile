@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.5
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test test-bridges check format bench docs clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/first_steps.py
@@ -17,6 +17,10 @@ demo: $(VENV)/demo.stamp
 # Without the cache: writing to it has crashed jaxlib 0.10 now and then.
 test: check
 	JAX_ENABLE_COMPILATION_CACHE=false $(BIN)/python -m pytest
+
+# The bridges to cvxpy and PyTorch, which `make test` skips where they are missing.
+test-bridges: $(VENV)/bridges.stamp
+	JAX_ENABLE_COMPILATION_CACHE=false $(BIN)/python -m pytest tests/bridges
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
@@ -51,6 +55,26 @@ $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/docs.stamp: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	touch $@
+
+# A plain install of torch may bring gigabytes of CUDA. So: the index that TORCH_INDEX
+# names, or a build for CPUs among those that pip knows; else its tests are skipped.
+TORCH_INDEX ?=
+$(VENV)/bridges.stamp: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet -e ".[dev,cvxpy]"
+	found=$$($(BIN)/python -m pip index versions torch 2>/dev/null \
+		| tr ', ' '\n\n' | grep '+cpu$$' | head -n 1); \
+	if $(BIN)/python -c "import torch" 2>/dev/null; then :; \
+	elif [ -n "$(TORCH_INDEX)" ]; then \
+		$(BIN)/python -m pip install --quiet --index-url "$(TORCH_INDEX)" torch; \
+	elif [ -n "$$found" ]; then \
+		$(BIN)/python -m pip install --quiet "torch==$$found"; \
+	elif [ "$$(uname)" = Darwin ]; then \
+		$(BIN)/python -m pip install --quiet torch; \
+	else \
+		echo "pip knows no build of torch for CPUs, so its tests are skipped;" \
+			"TORCH_INDEX=... names an index that has one."; \
+	fi
 	touch $@
 
 $(VENV)/bench.stamp: $(VENV)/bin/python pyproject.toml

@@ -14,8 +14,8 @@ from bilevax._methods.base import AbstractMethod
 
 GROUPS = {
     "Modelling": (
-        "Problem", "penalised", "Followers", "HostFollowers", "StochasticProblem",
-        "AbstractLocalLower",
+        "Problem", "penalised", "from_cvxpy", "Followers", "HostFollowers",
+        "StochasticProblem", "AbstractLocalLower",
         "Polyhedron", "Box", "Simplex", "Intersection",
         "Gaussian", "UniformBall", "TruncatedGaussian",
     ),

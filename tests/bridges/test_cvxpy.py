@@ -137,7 +137,7 @@ def dispatch():
     demand = np.array([0.5, 1.0, 2.0])
     rows, names = labelled(
         balance=generation + incidence @ flow == demand,
-        lines=cp.abs(flow) <= 0.8,
+        lines=cp.hstack([flow, -flow]) <= 0.8,
         loop=flow[0] + flow[1] == flow[2],
     )
     cost = bid @ generation + cp.sum_squares(generation) / 2
@@ -194,19 +194,6 @@ def test_models_of_every_trade_agree_with_clarabel_and_with_differences(model):
 
     problem = bx.from_cvxpy(follower, leader, upper)
     check_gradient(problem, x)
-
-
-@pytest.mark.parametrize("bound", [0.5, 3.0], ids=["tight", "idle"])
-def test_rows_that_decide_an_auxiliary_variable_only_when_tight_lose_nothing(bound):
-    rng = np.random.default_rng(5)
-    y, p = cp.Variable(3, name="y"), cp.Parameter(3, name="p")
-    rows, names = labelled(
-        norm=cp.norm(y, "inf") <= bound,
-        most=cp.maximum(y[0], 2 * y[1], -1) <= 0.4,
-        least=cp.minimum(y[1], y[2]) >= -0.3,
-    )
-    follower = cp.Problem(cp.Minimize(cp.sum_squares(y - p)), rows)
-    check(follower, [p], dict(p=rng.normal(size=3)), names)
 
 
 def test_the_leader_sees_prices_in_the_shapes_of_cvxpy():
@@ -363,6 +350,8 @@ def variable(**kind):
         (model(Y <= Q), ("`q` has no value", ".value =")),
         (with_nan, ("`bad`", "infinity")),
         (model(cp.sum_squares(Y) <= 1), ("constraints[0]", "not linear", "quad_over")),
+        (model(cp.norm1(Y) <= 1), ("constraints[0]", "norm1(y)", "penalty")),
+        (model(cp.abs(Y) <= 1), ("constraints[0]", "abs(y)", "`[y <= c, y >= -c]`")),
         (model(Y <= 1, cp.norm(Y) <= 1), ("constraints[1]", "Pnorm")),
         (model(cp.SOC(cp.sum(Y), Y)), ("constraints[0]", "SOC")),
         (model(cp.log(Y) >= 0), ("constraints[0]", "log(y)")),

@@ -205,7 +205,8 @@ answer.y[0].backward()
 problem = bx.Problem(
     lambda x, y: -x @ y,
     lambda x, y: 0.5 * jnp.sum(y**2) + (x - 4) @ y,
-    bx.Polyhedron(rows, b=np.array([2.0, 0, 0])),
+    # JAX remembers how it read the very object, so another one.
+    bx.Polyhedron(rows.copy(), b=np.array([2.0, 0, 0])),
 )
 found = bt.hypergradient(problem, torch.tensor([2.5, 3.0]).double())
 assert jnp.zeros(1).dtype == jnp.float32

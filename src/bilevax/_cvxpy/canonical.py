@@ -36,15 +36,9 @@ class Group(NamedTuple):
     rows: np.ndarray
     shape: tuple[int, ...]
 
-    def places(self, held: np.ndarray) -> tuple[int, ...]:
-        """Where each entry is if rows that are not held come first."""
-        return tuple(np.argsort(np.argsort(held[self.rows], kind="stable")).tolist())
-
 
 class Canonical(NamedTuple):
     """The model: `n` entries of `z`, and rows of which some are `equations`.
-
-    `held` are the rows that hold with equality, equations and others (see `_held`).
 
     - `P`, `A`: entries of the matrices, with their places; `q` has `d` at its end.
     - `variables`: places in `z` by name and in the user's shape; `rest`: all others.
@@ -59,7 +53,6 @@ class Canonical(NamedTuple):
     A_places: tuple[np.ndarray, np.ndarray]
     b: Affine
     equations: np.ndarray
-    held: np.ndarray
     variables: dict[str, np.ndarray]
     rest: np.ndarray
     groups: list[Group]
@@ -102,50 +95,11 @@ def canonical(cp: Any, follower: Any, leader: list, names: dict) -> Canonical:
         A_places=places,
         b=offsets,
         equations=equations,
-        held=_held(
-            n,
-            equations,
-            P,
-            (P_used % n, P_used // n),
-            q,
-            both.rows(inside),
-            places,
-            rest,
-        ),
         variables=variables,
         rest=rest,
         groups=groups + extra,
         num_named=len(groups),
     )
-
-
-def _held(n, equations, P, P_places, q, A, places, rest) -> np.ndarray:
-    """Equations, and rows that may as well hold with equality.
-
-    `abs(y) <= c` becomes `t <= c` and `-t <= y <= t`: inside, nothing decides `t`.
-    Where an entry that cvxpy has added costs nothing, and has a single row on one side
-    while all others bound it from the other, that row can hold with equality: no `y` is
-    lost, and its multiplier is that of the inequality, the sum of those of the others.
-    """
-    row, column = places
-    costs = np.zeros(n, bool)
-    costs[np.concatenate(P_places)] = True
-    costs |= (q.constant[:n] != 0) | (np.diff(q.slope.indptr)[:n] > 0)
-    turning = np.zeros(n, bool)
-    turning[column[np.diff(A.slope.indptr) > 0]] = True
-    held = equations.copy()
-    matrix = sp.csc_array((A.constant, (row, column)), shape=(len(equations), n))
-    for entry in rest[~(costs | turning)[rest]]:
-        span = slice(matrix.indptr[entry], matrix.indptr[entry + 1])
-        rows, signs = matrix.indices[span], np.sign(matrix.data[span])
-        if equations[rows].any():
-            continue
-        for sign in (-1, 1):
-            alone = rows[signs == sign]
-            if len(alone) == 1 and not held[alone[0]]:
-                held[alone[0]] = True
-                break
-    return held
 
 
 def _reduced(cp, follower, leader):

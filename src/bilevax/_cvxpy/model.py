@@ -6,6 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Array, Float, Int
 
+from .._constraints import Polyhedron
 from .._programs.modules import Plain
 from .canonical import Affine, Canonical
 
@@ -70,11 +71,50 @@ class Objective(Plain):
         self.q, self.d = Numbers(linear), Numbers(form.q.rows([form.n]))
         self.x = tuple((name, value.shape) for name, value in sorted(x.items()))
 
+    def raveled(self, x):
+        """The leader's parameters in the order of the slopes."""
+        return jnp.concatenate([jnp.ravel(x[name]) for name, _ in self.x])
+
     def __call__(self, x, y):
-        p = jnp.concatenate([jnp.ravel(x[name]) for name, _ in self.x])
+        p = self.raveled(x)
         z = jnp.concatenate([jnp.ravel(y[name]) for name in sorted(y)])
         if self.dense is not None:
             bent = z @ (self.dense @ z)
         else:
             bent = jnp.sum(self.P(p) * z[self.left] * z[self.right])
         return 0.5 * bent + self.q(p) @ z + self.d(p)[0]
+
+
+class Model(Plain):
+    """A whole follower as a function of its parameters, rows that turn included."""
+
+    objective: Objective
+    A: Numbers
+    row: Int[Array, " s"]
+    column: Int[Array, " s"]
+    b: Numbers
+    y0: dict
+    equations: tuple = eqx.field(static=True)
+
+    def __init__(self, form: Canonical, order, y0, leader):
+        self.objective = Objective(form, order, {p.name(): p for p in leader})
+        self.A, self.b = Numbers(form.A), Numbers(form.b)
+        row, column = form.A_places
+        self.row = jnp.asarray(row, jnp.int32)
+        self.column = jnp.asarray(order[column], jnp.int32)
+        self.y0 = {name: jnp.asarray(value) for name, value in y0.items()}
+        self.equations = tuple(form.equations.tolist())
+
+    def __call__(self, x):
+        """The objective and the set of one member, for its parameters by name."""
+        p = self.objective.raveled(x)
+        size = sum(value.size for value in self.y0.values())
+        # `A z + b = 0` or `>= 0`.
+        A = jnp.zeros((len(self.equations), size)).at[self.row, self.column]
+        A, b, equal = A.add(self.A(p)), self.b(p), np.array(self.equations, bool)
+        parts = {}
+        if (~equal).any():
+            parts |= dict(A=-A[~equal], b=b[~equal])
+        if equal.any():
+            parts |= dict(A_eq=A[equal], b_eq=-b[equal])
+        return lambda y: self.objective(x, y), Polyhedron(**parts), self.y0

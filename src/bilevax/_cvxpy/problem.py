@@ -68,10 +68,7 @@ def from_cvxpy(
     return CvxpyProblem(
         _Upper(
             function,
-            tuple(
-                (group.name, group.shape, group.places(form.held))
-                for group in form.groups[: form.num_named]
-            ),
+            tuple((g.name, g.shape) for g in form.groups[: form.num_named]),
         ),
         Objective(form, order, x),
         _sets(form, order),
@@ -174,16 +171,18 @@ def _sets(form: Canonical, order) -> Intersection | None:
     sets = {}
     for group in form.groups:
         parts = {}
-        held = form.held[group.rows]
-        for rows, suffix in ((group.rows[~held], ""), (group.rows[held], "_eq")):
+        equal = form.equations[group.rows]
+        for rows, sign, suffix in (
+            (group.rows[~equal], -1.0, ""),
+            (group.rows[equal], 1.0, "_eq"),
+        ):
             if not len(rows):
                 continue
-            signs = np.where(form.equations[rows], 1.0, -1.0)
-            b, turn = form.b.rows(rows), sp.diags_array(signs, format="csr")
-            parts["A" + suffix] = _matrix(turn @ whole[rows])
-            parts["b" + suffix] = -signs * b.constant
+            b = form.b.rows(rows)
+            parts["A" + suffix] = _matrix(sign * whole[rows])
+            parts["b" + suffix] = -sign * b.constant
             if b.moves:
-                parts["B" + suffix] = _matrix(turn @ b.slope)
+                parts["B" + suffix] = _matrix(sign * b.slope)
         sets[group.name] = Polyhedron(**parts)
     return Intersection(**sets) if sets else None
 
@@ -204,10 +203,5 @@ class _Upper(Plain):
         y = {name: value for name, value in y.items() if name != AUXILIARY}
         if not prices:
             return self.function(x, y)
-        named = {}
-        for name, shape, places in self.groups:
-            found = prices[0][name]
-            if isinstance(found, dict):
-                found = jnp.concatenate([found["A"], found["A_eq"]])
-            named[name] = found[jnp.asarray(places, int)].reshape(shape)
+        named = {name: prices[0][name].reshape(shape) for name, shape in self.groups}
         return self.function(x, y, named)

@@ -97,9 +97,17 @@ def _check_constraint(cp, i: int, constraint) -> None:
     if isinstance(constraint, (cp.constraints.Equality, *linear)):
         return
     if isinstance(constraint, cp.constraints.Inequality):
-        sides = constraint.args
-        if all(side.is_pwl() for side in sides):
+        if all(side.is_affine() for side in constraint.args):
             return
+        if all(side.is_pwl() for side in constraint.args):
+            culprit = _smallest(constraint, lambda e: not e.is_affine())
+            raise ValueError(
+                f"constraints[{i}], {said(constraint)}, is not linear because of "
+                f"{said(culprit)}. Write it as linear constraints, as in "
+                "`[y <= c, y >= -c]` for `cp.abs(y) <= c` and one for each argument of "
+                "a `cp.maximum`, or put it into the objective as a penalty. (Inside, "
+                "nothing would decide the variables that cvxpy adds.)"
+            )
         culprit = _smallest(constraint, lambda e: not e.is_pwl())
         raise ValueError(
             f"constraints[{i}], {said(constraint)}, is not linear because of "

@@ -14,4 +14,9 @@ except ImportError as error:
 
 from .answer import Answer as Answer
 from .leader import LeaderValue as LeaderValue, hypergradient as hypergradient
+from .model import (
+    CvxpyLayer as CvxpyLayer,
+    Variables as Variables,
+    cvxpy_layer as cvxpy_layer,
+)
 from .module import Layer as Layer, layer as layer
