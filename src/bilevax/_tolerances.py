@@ -25,8 +25,8 @@ FARKAS_REACH = 1e4
 # `dependent`.
 GIVES_WAY = 64
 
-# Where a bound holds a coordinate, curvature below the first share of the largest may be
-# none. The second is lent, as a share of what a force over a length would need.
+# Where a bound holds a coordinate, curvature below the first share of the largest may
+# be none. The second is lent, as a share of what a force over a length would need.
 FAINT, AUGMENTED = 1e-8, 1e-4
 # Rounding of the test whether a matrix may be semidefinite.
 MINORS = 1.001
@@ -38,6 +38,8 @@ FAR = 1e-2
 NEAR_ZERO = 1e-3
 # A step may exceed what rounding makes of it so many times and still be rounding.
 STEP_ROUNDINGS = 4
+# Points beside an answer at which the rounding of its gradient is measured.
+SAMPLES = 6
 # Passes without progress end after so many, if they leave more than this share.
 PATIENCE, DECLINE = 3, 0.5
 
