@@ -25,7 +25,7 @@ from .hostile_draws import (
     upper_level,
 )
 from .hostile_layout import M, blank, joined, taken
-from .hostile_stiff import planar, stiff_curved, stiff_quadratic
+from .hostile_stiff import lengths, planar, stiff_curved, stiff_quadratic
 
 BLOCK = 250
 
@@ -261,6 +261,7 @@ CLASSES = {
     "weak_rows": weak_rows,
     "planar": planar,
     "float32": single,
+    "lengths": lengths,
 }
 
 

@@ -26,7 +26,17 @@ def stiff_curved(rng, count):
     return in_groups(rng, count, makers)
 
 
-def springs(rng, count, n, turn, curved=False):
+def lengths(rng, count):
+    """The curved ones beside a coordinate far away, or with bounds far away."""
+    makers = [
+        lambda size, n=n, far=far: springs(rng, size, n, "none", True, far)
+        for n in (2, 3)
+        for far in ("answer", "bounds")
+    ]
+    return in_groups(rng, count, makers)
+
+
+def springs(rng, count, n, turn, curved=False, far=None):
     """Parts `phi_i(u_i)` of very different stiffness; the first one is the stiff one.
 
     A row holds the stiff part in half of them, a row each some of the others.
@@ -41,6 +51,8 @@ def springs(rng, count, n, turn, curved=False):
         0, 4, size=(count, n)
     )
     exponent[:, 0] = rng.integers(0, 41, size=count)
+    if far:
+        exponent[:, 0] -= 12
     d = 2.0**exponent
     u = integers(rng, 4, count, n) / 2
     q, h = np.zeros((count, n)), np.zeros((count, n))
@@ -55,9 +67,13 @@ def springs(rng, count, n, turn, curved=False):
     side = np.where(rng.uniform(size=(count, n)) < 0.5, -1.0, 1.0)
     force = np.where(held, rng.integers(1, 9, size=(count, n)) * 2.0**exponent, 0)
     z = integers(rng, 8, count, n)
+    if far == "answer":
+        z[:, 0] *= 2.0 ** rng.integers(0, 20, size=count)
     x, S = integers(rng, 2, count, M), integers(rng, 2, count, n, M)
     A, B = side[:, :, None] * G, integers(rng, 2, count, n, M)
     slack = np.where(held, 0, rng.integers(1, 9, size=(count, n)))
+    if far == "bounds":
+        slack = slack * 2.0 ** rng.integers(0, 20, size=(count, n))
     with np.errstate(over="ignore"):
         slope = (d * u + q * u**3 + h * np.exp(u.astype(np.longdouble))).astype(float)
     exact = np.full(count, turn != "rotation") & ~(h > 0).any(1)

@@ -38,6 +38,8 @@ FAR = 1e-2
 NEAR_ZERO = 1e-3
 # A step may exceed what rounding makes of it so many times and still be rounding.
 STEP_ROUNDINGS = 4
+# Points beside an answer at which the rounding of its gradient is measured.
+SAMPLES = 6
 # Passes without progress end after so many, if they leave more than this share.
 PATIENCE, DECLINE = 3, 0.5
 

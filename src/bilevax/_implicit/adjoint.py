@@ -24,13 +24,13 @@ from jaxtyping import Array, Bool, Float
 from .._arguments import as_number, check_fields
 from .._constraints import AbstractConstraints
 from .._lower.base import LowerSolution
-from .._lower.dense import curvature, flatten, largest, probe, ratio
+from .._lower.dense import curvature, flatten, largest, probe, random_signs, ratio
 from .._lower.free import free_solve, free_subspace
 from .._lower.sparse.hessian import SparseHessian
 from .._lower.sparse.kkt import SparseFactor
 from .._problem.problem import Problem
 from .._programs.arrays import sp, xp
-from .._programs.control import in_stages, loop, unless_rarely
+from .._programs.control import in_stages, loop, rarely, unless_rarely
 from .._programs.modules import Plain
 from .._status import is_traced
 from .._tolerances import tolerances
@@ -109,6 +109,9 @@ class DenseAdjoint(AbstractAdjoint):
         first = first._replace(going=first.going | ~factor.rows_inverse.exact)
         best = loop(lambda a: a.going, refine, first, limit=self.max_steps - 1)
         best = unless_rarely(best.fine, lambda a: _explained(factor, a), best)
+        tol = tolerances(top.dtype)
+        blurred = tol.safety * tol.eps * factor.hessian.inflation > tol.sure
+        best = rarely(blurred, lambda a: _unblurred(factor, active, a), best)
         return best.v, best.w, best.fine
 
     def inverse(self, system, solution):
@@ -184,6 +187,24 @@ def _explained(factor, best: Attempt) -> Attempt:
     effect = tol.rounding * xp.max(spread) * (spread @ xp.abs(v))
     limit = tol.accept + ratio(effect, best.force)
     return best._replace(fine=best.relative <= limit)
+
+
+def _unblurred(factor, active, best: Attempt) -> Attempt:
+    """Fine only if rounding of `H v` leaves `v` alone where `H` is nearly singular.
+
+    Beside a stiff direction that is no coordinate the soft ones are known that well.
+    """
+    tol, diagonal = tolerances(best.v.dtype), factor.hessian.diagonal
+    spread, v = xp.sqrt(diagonal), best.v / factor.columns
+    terms = spread * (factor.hessian.coupled * (spread @ xp.abs(v)))
+    terms = tol.eps * (diagonal * xp.abs(v) + terms)
+    # Of two no stiff direction swallows both.
+    terms = xp.stack([terms, random_signs(v) * terms])
+    dv, _ = factor.solve(terms, xp.zeros((2, best.w.size), terms.dtype))
+    dv = xp.max(xp.abs(dv), axis=0)
+    error, size, bent, reach = largest(dv, v, spread * dv, spread * v)
+    fine = (error <= tol.sure * size) & (bent <= tol.sure * reach)
+    return best._replace(fine=best.fine & fine)
 
 
 class SparseAdjoint(AbstractAdjoint):

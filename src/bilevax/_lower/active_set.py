@@ -45,7 +45,15 @@ from .classify import Split, classify
 from .dense import FlatLower, Rows, Unravel, hessian_of, unit_rows
 from .flat import convexified, is_decided, is_loose
 from .kkt import KKT, Factor, Schur, blank_factor, blank_schur, factorise
-from .newton import Sweep, begin, is_solved, newton_pass, refined, without_decline
+from .newton import (
+    Sweep,
+    begin,
+    is_solved,
+    measured,
+    newton_pass,
+    refined,
+    without_decline,
+)
 from .safeguard import Guarded, guarded_step, no_step
 from .sparse.kkt import SparseFactor
 
@@ -195,7 +203,15 @@ class ActiveSet(AbstractLowerSolver):
     def _solution(self, problem, x, begun: "Start", p: "Progress", factor: Factor):
         """The answer in the units of the problem; NaN where there is none."""
         lower, rows, columns = begun.lower, begun.rows, begun.columns
-        p = p._replace(sweep=refined(p.sweep, rows))
+        sweep = refined(p.sweep, rows)
+        # Before a point is refused, or nearly: bounds on rounding know no structure of
+        # `g`, and one probe may miss the worst direction.
+        tol = tolerances(columns.dtype)
+        clear = is_solved(sweep, factor, 1 / tol.safety)
+        doubtful = factor.definite & ~rows.empty & ~clear
+        doubtful = doubtful & (sweep.point.kkt <= tol.accept)
+        measure = lambda s: measured(lower, rows, factor, s)
+        p = p._replace(sweep=rarely(doubtful, measure, sweep))
         constraints, point = problem.constraints, p.sweep.point
         split, margin = classify(
             rows, constraints, x, p.sweep, factor, p.last.infeasible, self.diagnose

@@ -129,11 +129,15 @@ def _degenerate(
         null, shortest, tight & ~rows.equality, point.force, dependent
     )
     # What is returned is checked; those of the last pass are accepted already.
-    left = lambda mu: xp.linalg.norm(point.gradient + mu @ rows.A)
+    left = lambda mu: point.gradient + mu @ rows.A
     best, last = _signed(rows, xp.where(tight, best, 0)), split.multipliers
-    sound = left(best) <= tol.accept * point.force
+    # Entry by entry: in other units a small one counts as much.
+    size = xp.abs(point.gradient) + xp.abs(best) @ xp.abs(rows.A)
+    allowed = tol.accept * size + tol.safety * tol.eps * point.force
+    sound = xp.all(xp.abs(left(best)) <= allowed)
     best = xp.where(sound, best, last)
-    noise = tol.safety * (left(best) + tol.eps * point.force) / xp.sqrt(smallest)
+    rest = xp.linalg.norm(left(best))
+    noise = tol.safety * (rest + tol.eps * point.force) / xp.sqrt(smallest)
     noise = noise + tol.rounding * largest(best)[0] / tol.weight
     multipliers = xp.where(dependent, best, split.multipliers)
     strong = xp.where(

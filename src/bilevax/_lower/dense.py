@@ -163,6 +163,18 @@ def along(lower: FlatLower, y, d):
     return jax.jvp(lower.gradient, (y,), (d,))
 
 
+@stage
+def gradient_errors(lower: FlatLower, y, near):
+    """What the Hessian at `y` does not explain of the gradient at points `near` it."""
+    start = lower.gradient(y)
+
+    def error(at):
+        moved = at - y
+        return lower.gradient(at) - start - lower.hessian_product(y, moved)
+
+    return jax.vmap(error)(near)
+
+
 def curvature(lower: Any, y, d) -> Float[Array, " n"]:
     """`H d`; in stages by the program of `along`, which exists already."""
     if in_stages():

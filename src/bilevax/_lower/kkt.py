@@ -35,7 +35,8 @@ from .dense import BoolLike, Rows
 class Convex(NamedTuple):
     """A factored Hessian and what was added to it; the identity if not `definite`.
 
-    `flat` coordinates had no curvature of their own. Where they did not suffice it is
+    `inflation` is how many times rounding counts in the worst direction. `flat`
+    coordinates had no curvature of their own. Where they did not suffice it is
     `regularised`: an augmented Lagrangian, `A^T diag(weights) A`, and a proximal term.
     """
 
@@ -45,6 +46,7 @@ class Convex(NamedTuple):
     flat: Bool[Array, " n"]
     weights: Float[Array, " k"]
     regularised: Bool[Array, ""]
+    inflation: Float[Array, ""]
 
 
 def whitened(hessian, flat, weights, regularised) -> Convex:
@@ -61,13 +63,14 @@ def whitened(hessian, flat, weights, regularised) -> Convex:
     inflation = diagonal * xp.sum(whitener**2, axis=1)
     definite = definite & xp.all(noise * inflation < 1)
     whitener = xp.where(definite, whitener, eye)
-    return Convex(hessian, whitener, definite, flat, weights, xp.asarray(regularised))
+    regularised, inflation = xp.asarray(regularised), xp.max(inflation, initial=1)
+    return Convex(hessian, whitener, definite, flat, weights, regularised, inflation)
 
 
 class Factor(NamedTuple):
     """`R = L^{-T}`, and the rows in the metric of the inverse Hessian `R R^T`.
 
-    `flat`, `weights` and `regularised` are those of `Convex`. Matrices that came out of
+    `flat`, `weights`, `regularised` and `inflation` are those of `Convex`. Matrices that came out of
     a solve are kept in one line: XLA would store them by columns like the solve does,
     and copy them into rows for every product.
     """
@@ -84,6 +87,7 @@ class Factor(NamedTuple):
     flat: Bool[Array, " n"]
     weights: Float[Array, " k"]
     regularised: Bool[Array, ""]
+    inflation: Float[Array, ""]
 
     @property
     def damped(self) -> Bool[Array, ""]:
@@ -128,6 +132,7 @@ def factorise(rows: Rows, convex: Convex) -> Factor:
         flat=convex.flat,
         weights=convex.weights,
         regularised=convex.regularised,
+        inflation=convex.inflation,
     )
 
 
@@ -156,6 +161,7 @@ def blank_factor(k, n, dtype) -> Factor:
         flat=xp.zeros(n, bool),
         weights=xp.zeros(k, dtype),
         regularised=xp.asarray(False),
+        inflation=xp.ones((), dtype),
     )
 
 
@@ -235,16 +241,18 @@ def schur(factor: Factor, active) -> Schur:
 def _dependent(factor: Factor, inverted: Schur) -> Schur:
     """With the pseudo-inverse of `G_SS`, zero off `S`."""
     active, sigma = inverted.active, factor.sigma
-    both = active[:, None] & active[None, :]
+    both, tol = active[:, None] & active[None, :], tolerances(sigma.dtype)
     k, n = factor.W.shape
     if k > n:
         part = xp.where(active[:, None], factor.W, 0)
         vectors, roots, _ = svd(part)
-        values = roots**2
+        # Of a root half of the digits count: smaller ones magnify rounding more.
+        values, least = roots**2, tol.eps
     else:
         others = xp.diag(xp.where(active, 0, xp.ones_like(sigma)))
         values, vectors = eigh(xp.where(both, factor.gram, 0) + others)
-    zero = values <= active.size * tolerances(factor.gram.dtype).regularise
+        least = active.size * tol.regularise
+    zero = values <= least
     weights = xp.where(zero, 0, 1 / xp.where(zero, 1, values))
     pseudo = xp.where(both, (vectors * weights) @ vectors.T, 0)
     return inverted._replace(inverse=pseudo / (sigma[:, None] * sigma))

@@ -14,8 +14,24 @@ import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from .._programs.arrays import xp
-from .._tolerances import DECLINE, NEAR_ZERO, PATIENCE, STEP_ROUNDINGS, tolerances
-from .dense import BoolLike, FlatLower, Rows, along, largest, random_signs, ratio
+from .._tolerances import (
+    DECLINE,
+    NEAR_ZERO,
+    PATIENCE,
+    SAMPLES,
+    STEP_ROUNDINGS,
+    tolerances,
+)
+from .dense import (
+    BoolLike,
+    FlatLower,
+    Rows,
+    along,
+    gradient_errors,
+    largest,
+    random_signs,
+    ratio,
+)
 from .kkt import KKT, Factor, Schur
 
 
@@ -70,7 +86,8 @@ class Sweep(NamedTuple):
     `y_noise` and `multiplier_noise` are what rounding and the remaining residual do to
     the point, `shift` what the residual does to multipliers while `y` stays. `pulls`
     tells whether some multiplier has the wrong sign by more than rounding, `describes`
-    whether the factor is one of the Hessian there.
+    whether the factor is one of the Hessian there, `arrived` whether the next step
+    moves no entry by more than rounding or a small share of it.
     """
 
     point: Point
@@ -81,6 +98,7 @@ class Sweep(NamedTuple):
     shift: Float[Array, " k"]
     pulls: Bool[Array, ""]
     describes: Bool[Array, ""]
+    arrived: Bool[Array, ""]
     stale: Bool[Array, ""]
     done: Bool[Array, ""]
     passes: Int[Array, ""]
@@ -112,6 +130,7 @@ def begin(lower: FlatLower, rows: Rows, rows_inverse, y, multipliers, active) ->
         shift=xp.zeros_like(multipliers),
         pulls=no,
         describes=no,
+        arrived=no,
         stale=no,
         done=no,
         passes=xp.asarray(0),
@@ -164,6 +183,7 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
     pull = multiplier_noise @ rows.A
     size = xp.abs(push) + xp.abs(pull) + xp.abs(top)
     describes = xp.all(xp.abs(push + pull - top) <= tol.stale * size)
+    arrived = xp.all(xp.abs(move) <= _reach(y_noise, y))
     at_rest = factor.damped & (s.passes > 0) & (new.kkt == 0)
     # What rows permitted to add to the Hessian, others may not.
     lost = factor.damped & xp.any(next_active != active)
@@ -176,6 +196,7 @@ def newton_pass(lower: FlatLower, rows: Rows, kkt: KKT, s: Sweep, hold) -> Sweep
         shift=balance,
         pulls=xp.any(pulls),
         describes=describes,
+        arrived=arrived,
         stale=~describes | (~exact & ~(after <= tol.stale * before)) | lost,
         # Where no force is left at all, what was lent to a flat Hessian shows in none.
         done=(exact & (describes | at_rest)) | ~xp.isfinite(new.kkt),
@@ -203,6 +224,48 @@ def rounding(rows: Rows, factor: Factor, point: Point):
     return top, xp.where(point.active, bottom, 0)
 
 
+def measured(lower: FlatLower, rows: Rows, factor: Factor, s: Sweep) -> Sweep:
+    """With the rounding of the gradient as it shows beside the point, not bounded.
+
+    A spring at rest, however stiff, rounds along its own direction alone, which no
+    bound by sizes can know. A few units in the last place away the gradient must be what the
+    Hessian says; what is missing is rounding. What never changes there does not show,
+    so the rounding of the forces that are left counts as before.
+    """
+    point, kkt = s.point, KKT(factor, s.rows_inverse)
+    eps, n = tolerances(point.y.dtype).eps, point.y.size
+    waves = xp.cos(1.0 + 2.4 * xp.arange(SAMPLES * n).reshape(SAMPLES, n))
+    near = point.y + (8 * eps * xp.abs(point.y) * waves).astype(point.y.dtype)
+    errors = gradient_errors(lower, point.y, near)
+    still = xp.zeros((SAMPLES, point.violation.size), point.y.dtype)
+    seen, seen_pushes = kkt.solve(errors, still)
+    open_rows = xp.where(point.active, point.violation, 0)
+    forces = xp.abs(point.gradient) + xp.abs(point.multipliers) @ xp.abs(rows.A)
+    top = random_signs(forces) * eps * forces
+    bottom = random_signs(point.length) * eps * point.length
+    bottom = xp.where(point.active, bottom, 0)
+    steps, pushes = kkt.solve(
+        xp.stack([point.stationarity, top]), xp.stack([open_rows, bottom])
+    )
+    total = lambda seen, known: 2 * xp.max(xp.abs(seen), axis=0) + xp.abs(known)
+    y_noise, multiplier_noise = total(seen, steps[1]), total(seen_pushes, pushes[1])
+    arrived = xp.all(xp.abs(steps[0]) <= _reach(y_noise, point.y))
+    return s._replace(
+        y_noise=y_noise + xp.abs(steps[0]),
+        multiplier_noise=multiplier_noise + xp.abs(pushes[0]),
+        arrived=arrived,
+    )
+
+
+def _reach(y_noise, y):
+    """How far the next step may go, entry by entry.
+
+    A coordinate far away makes any way of the others look short.
+    """
+    tol = tolerances(y.dtype)
+    return tol.safety * xp.abs(y_noise) + tol.sure * xp.abs(y)
+
+
 def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
     """End where passes no longer improve an accepted point; keep the better one.
 
@@ -213,14 +276,14 @@ def without_decline(old: Sweep, new: Sweep, damped: BoolLike = False) -> Sweep:
     still = stands_still(new) | ((old.passes > PATIENCE) & free)
     best = xp.minimum(old.point.kkt, new.point.kkt)
     stalled = still & (new.point.kkt > DECLINE * old.point.kkt)
-    stalled = stalled & (best <= tol.accept) & (new.describes | free)
+    stalled = stalled & (best <= tol.accept) & (new.describes | free) & new.arrived
     # A Newton step that went far knew better than a residual that stiff forces hide.
     moved, far = largest(new.point.y - old.point.y, new.point.y)
     stalled = stalled & ((moved <= tol.sure * far) | ~free)
     same = xp.all(old.point.active == new.point.active)
     keep = stalled & same & (old.point.kkt < new.point.kkt)
     names = ("point", "y_noise", "multiplier_noise", "shift", "pulls", "describes")
-    known = lambda s: {name: getattr(s, name) for name in names}
+    known = lambda s: {name: getattr(s, name) for name in (*names, "arrived")}
     pick = lambda a, b: xp.where(keep, a, b)
     chosen = jax.tree.map(pick, known(old), known(new))
     return new._replace(**chosen, done=new.done | stalled)
@@ -240,14 +303,15 @@ def refined(s: Sweep, rows: Rows) -> Sweep:
     return s._replace(point=better)
 
 
-def is_solved(sweep: Sweep, factor: Factor):
+def is_solved(sweep: Sweep, factor: Factor, share=1.0):
     """Whether the residual is small, and hides nothing.
 
     Next to stiff directions any force along a soft one looks small. So the step that is
     left, and what rounding makes of it, must be small beside the lengths there are, in
     `y` and in the metric of the Hessian, where units do not matter; by a factor that
     describes the Hessian. Where directions are flat the pass must have been a Newton
-    step as well, on rows that are right to rounding.
+    step as well, on rows that are right to rounding. A `share` of what is allowed
+    leaves no doubt.
     """
     point, tol = sweep.point, tolerances(sweep.point.y.dtype)
     stiff = xp.sqrt(xp.abs(factor.diagonal))
@@ -260,10 +324,11 @@ def is_solved(sweep: Sweep, factor: Factor):
     longest = xp.maximum(reach, push) + tol.eps * stiffest * length
     # A length where nothing has one.
     none = xp.finfo(far.dtype).tiny ** 0.25
-    known = (error <= tol.sure * length + none) & (bent <= tol.sure * longest + none)
+    sure = share * tol.sure
+    known = (error <= sure * length + none) & (bent <= sure * longest + none)
     # A factor of another Hessian tells nothing; where no force is left it need not.
     newton = sweep.describes & (stands_still(sweep) | ~factor.damped)
-    sure = known & ~sweep.pulls & (newton | (point.kkt == 0))
+    sure = known & ~sweep.pulls & sweep.arrived & (newton | (point.kkt == 0))
     return (point.kkt <= tol.accept) & sure
 
 
