@@ -14,6 +14,7 @@ import argparse
 import json
 import pathlib
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +101,7 @@ def main() -> None:
         count, n = map(int, batch.split("x"))
         data = data_of(count, n)
         times, wanted = on(host, data)
-        row = dict(followers=count, n=n, host=times)
+        row: dict[str, Any] = dict(followers=count, n=n, host=times)
         for device in others:
             times, found = on(device, data)
             row["accelerator"] = times

@@ -170,10 +170,10 @@ def by_moreau(model, programs) -> tuple[float, float]:
     import moreau as peer
 
     moreau: Any = peer
-    P, _, A, b, equal = programs[0]
+    P, c, A, b, equal = programs[0]
     P, A = sp.csr_array(P), sp.csr_array(A)
     solver = moreau.CompiledSolver(
-        n=P.shape[0], m=A.shape[0],
+        n=len(c), m=len(b),
         P_row_offsets=P.indptr, P_col_indices=P.indices,
         A_row_offsets=A.indptr, A_col_indices=A.indices,
         cones=moreau.Cones(num_zero_cones=equal, num_nonneg_cones=len(b) - equal),
@@ -235,8 +235,8 @@ def measure(family: str, size: int) -> dict:
         row["moreau"], row["moreau_backward"] = by_moreau(model, programs)
     except ImportError:
         row["moreau"] = None
-    except Exception as problem:  # noqa: BLE001 - a peer may fail; its words are kept
-        row["moreau"], row["moreau_says"] = None, str(problem)[:200]
+    except Exception as failure:  # noqa: BLE001 - a peer may fail; its words are kept
+        row["moreau"], row["moreau_says"] = None, str(failure)[:200]
     return row
 
 
@@ -248,7 +248,7 @@ def exponent(rows: list[dict], name: str) -> float:
 
 
 def table(rows: list[dict]) -> str:
-    """One family as Markdown; ratios are to the warm hypergradient."""
+    """One family as Markdown; ratios are to the cold hypergradient."""
     lines = [
         "| size | first, s | cold, s | warm, s | memory, MB | Clarabel / cold | "
         "Moreau forward + backward / cold | F against Clarabel |",
@@ -274,15 +274,38 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+HEAD = """# Growth of one hypergradient
+
+CPU seconds on one core of a shared machine, `first` with whatever of the programs JAX's
+cache did not know; ratios are to the cold hypergradient, so above 1 the peer takes
+longer. Clarabel finds the answers alone, at 1e-12, one program after the other; Moreau
+is compiled and set up beforehand. `python -m benchmarks.growth --page` made this from
+[results/growth.jsonl](results/growth.jsonl).
+"""
+
+
+def page(rows: list[dict]) -> str:
+    parts = [HEAD]
+    for family in SIZES:
+        own = [row for row in rows if row["family"] == family]
+        if own:
+            parts.append(f"## {family.capitalize()}\n\n{table(own)}\n")
+    return "\n".join(parts).rstrip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--most", type=int, default=3, help="index of the last size")
     parser.add_argument("--rows", type=pathlib.Path, help="a file to append rows to")
+    parser.add_argument("--page", type=pathlib.Path, help="print the page of rows")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.one[0], int(options.one[1]))))
+        return
+    if options.page:
+        print(page([json.loads(row) for row in options.page.read_text().splitlines()]))
         return
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
     alone = os.environ | dict.fromkeys(threads, "1")

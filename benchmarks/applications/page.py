@@ -14,7 +14,8 @@ Real problems with known best values, each by one default call of `solve` with `
 where the follower is not quadratic. The gap is `(F - F*) / |F*|`. `x0` is zero or the
 middle of the domain. Seconds are CPU seconds on one core of a shared machine, of the
 first call (compilation included) and of the same call again; megabytes are the largest
-resident memory of the process so far. `page.py` made this from
+resident memory of the process so far. A dash is a time that was not kept. What has no
+row here has not been run with this version. `page.py` made this from
 [results/applications.jsonl](results/applications.jsonl).
 """
 COLUMNS = (

@@ -1,5 +1,7 @@
 """Followers whose data stay on the host: the same problem, and only batches travel."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -77,7 +79,7 @@ def test_parts_are_all_followers_once():
 
 def test_a_run_is_continued_from_its_checkpoint(tmp_path):
     sampled = bx.HostFollowers(follower, DATA).minibatch(10)
-    options = dict(key=0, num_steps=40, chunk=20, polish=False)
+    options: Any = dict(key=0, num_steps=40, chunk=20, polish=False)
     method, path = bx.DSBLO(), tmp_path / "run.npz"
     whole = bx.solve(sampled, method, X0, **options)
 
@@ -88,7 +90,7 @@ def test_a_run_is_continued_from_its_checkpoint(tmp_path):
 
 
 def test_what_cannot_be_is_refused_in_a_sentence():
-    many = bx.HostFollowers(follower, DATA)
+    many: Any = bx.HostFollowers(follower, DATA)
     with pytest.raises(ValueError, match="NumPy array of numbers or a memory map"):
         bx.HostFollowers(follower, dict(aim=jnp.asarray(AIMS)))
     with pytest.raises(ValueError, match="leading axis"):

@@ -85,7 +85,7 @@ class Pipes:
         most = 4 * demand.sum()
         self.flows = flows
         # Demand grows with `x`; all of it leaves by links of a limited capacity.
-        self.rows = bx.Polyhedron(
+        self.rows: Any = bx.Polyhedron(
             A=sp.vstack([-sp.eye_array(n), sp.eye_array(n)]).tocsr(),
             b=np.concatenate([np.zeros(n), np.full(n, most)]),
             A_eq=flows.A_eq,

@@ -19,7 +19,7 @@ from .._methods.ds_blo import DSBLO
 from .._problem.chart import Chart, chart_of
 from .._problem.checks import checked_point
 from .._problem.followers import Followers
-from .._problem.host import is_in_host_memory
+from .._problem.host import is_in_host_memory, sees_all
 from .._problem.problem import AbstractProblem, Problem
 from .._problem.stochastic import representative
 from .._programs.quick import once_jit
@@ -135,7 +135,7 @@ class Plan:
             whole = isinstance(view, Followers) and len(view) <= _POLISHED_FOLLOWERS
             if is_in_host_memory(problem):
                 # Some followers are no reason to leave what all have led to.
-                whole = whole and len(view) == problem.sample.data.count
+                whole = whole and sees_all(problem)
             known = whole if problem.is_sampled else True
             polish = self.looks and known and small
         if chunk is None:

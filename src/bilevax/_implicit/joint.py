@@ -19,7 +19,7 @@ from .._lower.sparse.solver import SparseActiveSet
 from .._problem.problem import Problem
 from .._programs.arrays import ravel, sp, xp
 from .._programs.control import on_host, stage_by_stage
-from .._programs.modules import Plain, with_fields
+from .._programs.modules import Plain, made, with_fields
 from .._status import Status, status_code
 from .._tolerances import tolerances
 from .adjoint import default_adjoint, kkt_system
@@ -110,13 +110,14 @@ def nearest_sparse(
                 break
             solution = last = found
             y = np.asarray(found.y)[x.size :]
-    return Nearest(np.asarray(solution.y)[: x.size], joint, solution)
+    point: Any = np.asarray(solution.y)[: x.size]
+    return Nearest(point, joint, solution)
 
 
 def _from(joint: Problem, x, y, weight) -> Any:
-    return with_fields(
-        joint, lower=Distance(y, np.asarray(weight)), y0=np.concatenate([x, y])
-    )
+    weight = np.asarray(weight)
+    lower, y0 = made(Distance, near=y, weight=weight), np.concatenate([x, y])
+    return with_fields(joint, lower=lower, y0=y0)
 
 
 def _sparse_coupling(constraints: Any, x, d: int, y):

@@ -260,7 +260,7 @@ def _sparse_convexity(problem: Problem, x, e: Evaluation) -> Finding:
     if not bool(jnp.all(jnp.isfinite(y))):
         y = ravel_pytree(problem.y0)[0]
     with stage_by_stage():
-        H = SparseHessian(packed(flatten(problem, x)[0])).at(np.asarray(y))
+        H: Any = SparseHessian(packed(flatten(problem, x)[0])).at(np.asarray(y))
     least = np.nan if H is None else least_eigenvalue(H)
     if np.isnan(least):
         text = "the smallest eigenvalue of the sparse Hessian was not found"

@@ -79,7 +79,8 @@ class HostFollowers:
         some = np.sort(random.choice(len(self), count, replace=False))
         rows = HostRows(self.data, int(size), bool(epochs), seed)
         kind = self._first.replaced(None, None)
-        return StochasticProblem(rows, _Minibatch(kind), self.chosen(some))
+        population: Any = self.chosen(some)
+        return StochasticProblem(rows, _Minibatch(kind), population)
 
 
 class HostData:
@@ -154,7 +155,12 @@ def is_in_host_memory(problem: Any) -> bool:
     return isinstance(getattr(problem, "sample", None), HostRows)
 
 
-def fed(problem: StochasticProblem, key, step: int) -> StochasticProblem:
+def sees_all(problem: Any) -> bool:
+    """Whether a run on it is judged by all of its followers."""
+    return len(problem.population) == problem.sample.data.count
+
+
+def fed(problem: Any, key, step: int) -> StochasticProblem:
     """The problem of one step, whose batch is on its way to the device."""
     batch = jax.device_put(problem.sample(key, step))
     return with_fields(problem, sample=Given(batch))
