@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.random as jr
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
 
@@ -126,7 +127,7 @@ def _misfit(value: Any, kind: Any, is_number: Any) -> str | None:
     if kind in (float, float | None):
         return None if _is_number(value) and not _is_nan(value) else "one number"
     try:
-        fits = isinstance(value, kind)
+        fits = _is_traced(value) or isinstance(value, kind)
     except TypeError:
         return None
     if fits:
@@ -136,7 +137,7 @@ def _misfit(value: Any, kind: Any, is_number: Any) -> str | None:
 
 
 def _is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def _is_nan(value: Any) -> bool:

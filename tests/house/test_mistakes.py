@@ -165,6 +165,10 @@ fitting = lambda: bx.Problem(f, lambda x, y: jnp.sum((y - x) ** 2), BOX)
 one = lambda d: bx.Problem(f, lambda x, y: jnp.sum((y - d * x) ** 2), BOX)
 
 
+def given(changes, **usual) -> dict[str, Any]:
+    return usual | changes
+
+
 def solve(**changes):
     options: dict[str, Any] = dict(key=0, num_steps=2, polish=False) | changes
     x0 = options.pop("x0", POINT)
@@ -186,9 +190,13 @@ def certify(**changes):
     return bx.certify(**(options | changes))
 
 
+def moreau(**changes):
+    return bx.moreau(**given(changes, problem=fitting(), x=POINT, smoothing=1.0))
+
+
 def compare(**changes):
-    options: dict[str, Any] = dict(problems={"p": (fitting(), POINT)}, seeds=1)
-    return bx.compare(**(options | dict(methods=[bx.DSBLO()]) | changes))
+    usual: Any = dict(problems={"p": (fitting(), POINT)}, seeds=1)
+    return bx.compare(**given(changes, methods=[bx.DSBLO()], **usual))
 
 
 def sampled(**changes):
@@ -216,14 +224,13 @@ WRONG = {
         num_samples=("a", 0, -1, 2.5, True), perturbation=("normal", bx.Gaussian),
         num_tilts=(1, "a", True, 2.5),
     ),
-    lambda **changes: bx.moreau(**(dict(problem=fitting(), x=POINT, smoothing=1.0)
-                                   | changes)): dict(
+    moreau: dict(
         problem=("p",), x=("here",), smoothing=("a", 0.0, -1.0, None, np.ones(2)),
     ),
-    lambda **changes: bx.explain(**(dict(problem=fitting(), x=POINT) | changes)): dict(
+    lambda **changes: bx.explain(**given(changes, problem=fitting(), x=POINT)): dict(
         problem=("p", None), x=("here",),
     ),
-    lambda **changes: bx.hypergradient(fitting(), POINT, **changes): dict(
+    lambda **changes: bx.hypergradient(fitting(), POINT, **given(changes)): dict(
         warm=(3, POINT), quality=("yes", 1), throw=("no", None),
     ),
     lambda **changes: bx.solution_map(fitting(), POINT, **changes): dict(
@@ -246,10 +253,10 @@ WRONG = {
         trials=(0, None, 2.5), low=("a", 0.0), high=("a", 1e-9, None), by=(3,),
         seeds=(3, (), ("a",)),
     ),
-    lambda **changes: bx.Case(**(dict(name="p", problem=fitting()) | changes)): dict(
+    lambda **changes: bx.Case(**given(changes, name="p", problem=fitting())): dict(
         name=(3,), problem=("p", 3), target=("a", [], POINT), signature=(3,),
     ),
-    lambda **changes: bx.Followers(**(dict(instance=one, data=POINT) | changes)): dict(
+    lambda **changes: bx.Followers(**given(changes, instance=one, data=POINT)): dict(
         instance=(3,), data=(3.0, [], "bc", object()), upper=(3,), domain=("box",),
         always_feasible=("yes",), batch=(0, "a", True),
     ),
@@ -261,7 +268,7 @@ WRONG = {
         sample=(3, None), instance=(3, None), population=("p", 3), absorb=(3,),
     ),
     lambda **changes: bx.StochasticProblem.from_data(
-        **(dict(data=POINT, batch_size=1, instance=one) | changes)
+        **given(changes, data=POINT, batch_size=1, instance=one)
     ): dict(batch_size=(0, "a", True), epochs=("yes",), instance=(3,), data=("bc",)),
     lambda **changes: bx.Problem(f, g, BOX, **changes): dict(
         y0=("bc",), domain=("box",), always_feasible=("yes",),

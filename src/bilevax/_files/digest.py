@@ -182,7 +182,7 @@ class _Digester:
         return _hash("cell", self._named(content, inside))
 
     def _array(self, array: Any) -> bytes:
-        if eqx.is_array(array) and jax.dtypes.issubdtype(
+        if eqx.is_array(array) and jax.numpy.issubdtype(
             array.dtype, jax.dtypes.prng_key
         ):
             array = jax.random.key_data(array)

@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+from typing import Any
 
 import jax.monitoring
 
@@ -58,5 +59,8 @@ _here = _Compiling()
 
 @functools.cache
 def _listen() -> None:
-    told = lambda event, seconds, **_: _here.add(event, seconds)
-    jax.monitoring.register_event_duration_secs_listener(told)
+    def told(event: str, duration: float, **_: Any) -> None:
+        _here.add(event, duration)
+
+    listener: Any = told
+    jax.monitoring.register_event_duration_secs_listener(listener)
