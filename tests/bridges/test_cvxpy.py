@@ -270,6 +270,21 @@ def test_curvature_may_depend_on_the_leader():
     np.testing.assert_allclose(e.lower.y["y"], [1 / 3, 1 / 3], atol=EXACT)
 
 
+def test_parameters_may_multiply_variables_within_squares():
+    y = cp.Variable(2, name="y")
+    F, d = cp.Parameter((3, 2), name="F"), cp.Parameter(3, name="d")
+    rows, names = labelled(most=cp.sum(y) <= 0.2)
+    follower = cp.Problem(cp.Minimize(cp.sum_squares(F @ y - d)), rows)
+    rng = np.random.default_rng(6)
+    x = dict(F=rng.normal(size=(3, 2)), d=rng.normal(size=3) + 1)
+    _, x, e = check(follower, [F, d], x, names)
+    # Nothing of cvxpy's own is left in the follower.
+    assert set(e.lower.y) == {"y"}
+    check_gradient(
+        bx.from_cvxpy(follower, [F, d], lambda x, y: jnp.sum(y["y"] ** 3)), x
+    )
+
+
 def test_parameters_of_the_follower_keep_their_values():
     y = cp.Variable(name="y")
     p, own = cp.Parameter(name="p"), cp.Parameter(name="own", value=2.0)

@@ -1,8 +1,13 @@
 """Models of cvxpy as layers of PyTorch, called as those of cvxpylayers are."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+from ..zoo import EXACT
 from .test_cvxpy import AGREE, by_clarabel, cp, labelled
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
@@ -55,6 +60,25 @@ def test_a_batch_shares_what_has_no_axis_of_members():
     assert y.shape == (2, 3)
     torch.testing.assert_close(layer(A, b[1])[1], y[1])
     assert "['A', 'b'] -> ['t', 'y']" in repr(layer)
+
+
+WITHOUT_X64 = """
+import cvxpy as cp, torch
+import bilevax.torch as bt
+
+y, p = cp.Variable(name="y"), cp.Parameter(name="p")
+follower = cp.Problem(cp.Minimize(cp.square(3 * y - p)), [y <= 1 / 3])
+(found,) = bt.cvxpy_layer(follower, [p], [y])(torch.tensor([0.1, 9.0], dtype=torch.float64))
+print(abs(found[0].item() - 0.1 / 3) + abs(found[1].item() - 1 / 3))
+"""
+
+
+def test_numbers_of_the_model_are_double_whatever_jax_is_set_to():
+    command = [sys.executable, "-c", WITHOUT_X64]
+    environment = os.environ | {"JAX_ENABLE_X64": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < EXACT
 
 
 @pytest.mark.parametrize(

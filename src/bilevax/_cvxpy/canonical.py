@@ -37,11 +37,22 @@ class Group(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Definitions(NamedTuple):
+    """Entries `s` of `z` that rows define by others: `A z + b + scale * s = 0`."""
+
+    entries: np.ndarray
+    scale: np.ndarray
+    A: Affine
+    A_places: tuple[np.ndarray, np.ndarray]
+    b: Affine
+
+
 class Canonical(NamedTuple):
     """The model: `n` entries of `z`, and rows of which some are `equations`.
 
     - `P`, `A`: entries of the matrices, with their places; `q` has `d` at its end.
-    - `variables`: places in `z` by name and in the user's shape; `rest`: all others.
+    - `variables`: places in `z` by name and in the user's shape; `rest`: all others
+      but those that `defined` has.
     - `groups`: the rows by name, those of the user's constraints first.
     """
 
@@ -57,6 +68,7 @@ class Canonical(NamedTuple):
     rest: np.ndarray
     groups: list[Group]
     num_named: int
+    defined: Definitions
 
 
 def canonical(cp: Any, follower: Any, leader: list, names: dict) -> Canonical:
@@ -85,13 +97,25 @@ def canonical(cp: Any, follower: Any, leader: list, names: dict) -> Canonical:
     variables, rest = _user_variables(follower, program, reductions)
     places = row[inside], column[inside]
     groups = _user_rows(cp, follower, program, reductions, memories, names)
-    extra = _other_rows(m, groups, places, rest)
+    A = both.rows(inside)
+    defining, entries = _defining(equations, A, places, groups, rest)
+    defined = _definitions(defining, entries, A, places, offsets)
+    rest = np.setdiff1d(rest, entries)
+    # The other rows, counted anew.
+    left = np.setdiff1d(np.arange(m), defining)
+    number = np.full(m, -1)
+    number[left] = np.arange(len(left))
+    stays = number[places[0]] >= 0
+    A, places = A.rows(stays), (number[places[0][stays]], places[1][stays])
+    equations, offsets = equations[left], offsets.rows(left)
+    groups = [group._replace(rows=number[group.rows]) for group in groups]
+    extra = _other_rows(len(left), groups, places, rest)
     return Canonical(
         n=n,
         P=P,
         P_places=(P_used % n, P_used // n),
         q=q,
-        A=both.rows(inside),
+        A=A,
         A_places=places,
         b=offsets,
         equations=equations,
@@ -99,6 +123,44 @@ def canonical(cp: Any, follower: Any, leader: list, names: dict) -> Canonical:
         rest=rest,
         groups=groups + extra,
         num_named=len(groups),
+        defined=defined,
+    )
+
+
+def _defining(equations, A: Affine, places, groups, rest):
+    """Rows that say what an entry of cvxpy's own is, and these entries.
+
+    `sum_squares(F y)` becomes the squares of `s` with `s = F y`. Such an entry is in no
+    other row, so it can be put into the objective, and the follower stays small.
+    """
+    row, column = places
+    own = equations.copy()
+    for group in groups:
+        own[group.rows] = False
+    fixed = np.diff(A.slope.indptr) == 0
+    count = np.bincount(column, minlength=1 + max(rest, default=0))
+    once = fixed & own[row] & np.isin(column, rest[count[rest] == 1])
+    # One entry for each row, the first.
+    found, first = np.unique(row[once], return_index=True)
+    return found, column[once][first]
+
+
+def _definitions(rows, entries, A: Affine, places, b: Affine) -> Definitions:
+    row, column = places
+    number = np.full(len(b.constant), -1)
+    number[rows] = np.arange(len(rows))
+    theirs = number[row] >= 0
+    itself = theirs.copy()
+    itself[theirs] = column[theirs] == entries[number[row[theirs]]]
+    scale = np.zeros(len(rows))
+    scale[number[row[itself]]] = A.constant[itself]
+    others = theirs & ~itself
+    return Definitions(
+        entries,
+        scale,
+        A.rows(others),
+        (number[row[others]], column[others]),
+        b.rows(rows),
     )
 
 

@@ -1,5 +1,7 @@
 """The arrays of a model as functions of JAX."""
 
+import math
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -39,36 +41,60 @@ class Numbers(Plain):
         )
 
 
-class Objective(Plain):
-    """`0.5 z^T P z + q^T z + d` of the raveled `x` and `y`."""
+class Product(Plain):
+    """`M(p) v` for a matrix with entries that are affine in `p`."""
 
-    P: Numbers
+    entries: Numbers
     left: Int[Array, " s"]
     right: Int[Array, " s"]
-    dense: Float[Array, "n n"] | None
+    dense: Float[Array, "k n"] | None
+    rows: int = eqx.field(static=True)
+
+    def __init__(self, entries: Affine, left, right, shape):
+        self.dense, self.rows = None, shape[0]
+        if not entries.moves and len(left) > SPARSE * math.prod(shape):
+            whole = sp.csr_array((entries.constant, (left, right)), shape=shape)
+            self.dense = jnp.asarray(whole.toarray())
+            left, right = left[:0], right[:0]
+            entries = entries.rows(left)
+        self.entries = Numbers(entries)
+        self.left = jnp.asarray(left, jnp.int32)
+        self.right = jnp.asarray(right, jnp.int32)
+
+    def __call__(self, p, v):
+        if self.dense is not None:
+            return self.dense @ v
+        return (
+            jnp.zeros(self.rows, v.dtype)
+            .at[self.left]
+            .add(self.entries(p) * v[self.right])
+        )
+
+
+class Objective(Plain):
+    """`0.5 z^T P z + q^T z + d` of the raveled `x` and `y`.
+
+    Entries of `z` that are defined by others are behind those of `y`.
+    """
+
+    P: Product
     q: Numbers
     d: Numbers
+    defined: Product
+    offset: Numbers
+    scale: Float[Array, " k"]
     x: tuple = eqx.field(static=True)
 
     def __init__(self, form: Canonical, order, x):
-        inverse = np.argsort(order)
-        linear = form.q.rows(np.arange(form.n)).rows(inverse)
+        n, more = form.n, form.defined
         left, right = (order[places] for places in form.P_places)
-        P = form.P
-        self.dense = None
-        if not P.moves and len(left) > SPARSE * form.n**2:
-            shape = form.n, form.n
-            self.dense = jnp.asarray(
-                sp.csr_array((P.constant, (left, right)), shape=shape).toarray()
-            )
-            left = right = left[:0]
-            P = P.rows(left)
-        self.P = Numbers(P)
-        self.left, self.right = (
-            jnp.asarray(left, jnp.int32),
-            jnp.asarray(right, jnp.int32),
-        )
-        self.q, self.d = Numbers(linear), Numbers(form.q.rows([form.n]))
+        self.P = Product(form.P, left, right, (n, n))
+        self.q = Numbers(form.q.rows(np.argsort(order)))
+        self.d = Numbers(form.q.rows([n]))
+        shape = len(more.entries), n - len(more.entries)
+        row, column = more.A_places
+        self.defined = Product(more.A, row, order[column], shape)
+        self.offset, self.scale = Numbers(more.b), jnp.asarray(more.scale)
         self.x = tuple((name, value.shape) for name, value in sorted(x.items()))
 
     def raveled(self, x):
@@ -78,11 +104,10 @@ class Objective(Plain):
     def __call__(self, x, y):
         p = self.raveled(x)
         z = jnp.concatenate([jnp.ravel(y[name]) for name in sorted(y)])
-        if self.dense is not None:
-            bent = z @ (self.dense @ z)
-        else:
-            bent = jnp.sum(self.P(p) * z[self.left] * z[self.right])
-        return 0.5 * bent + self.q(p) @ z + self.d(p)[0]
+        if self.scale.size:
+            known = self.defined(p, z) + self.offset(p)
+            z = jnp.concatenate([z, -known / self.scale])
+        return 0.5 * z @ self.P(p, z) + self.q(p) @ z + self.d(p)[0]
 
 
 class Model(Plain):

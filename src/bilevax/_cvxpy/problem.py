@@ -159,14 +159,15 @@ def _order(form: Canonical, y0: dict) -> np.ndarray:
     places = form.variables | {AUXILIARY: form.rest}
     flat = np.concatenate([places[name].ravel() for name in sorted(y0)])
     order = np.empty(form.n, int)
-    order[flat] = np.arange(form.n)
+    # What is defined by the rest comes behind.
+    order[np.concatenate([flat, form.defined.entries])] = np.arange(form.n)
     return order
 
 
 def _sets(form: Canonical, order) -> Intersection | None:
     """Constraints by name: `A z + b >= 0` as `-A y <= b`, with the slopes in `B`."""
     row, column = form.A_places
-    shape = len(form.equations), form.n
+    shape = len(form.equations), form.n - len(form.defined.entries)
     whole = sp.csr_array((form.A.constant, (row, order[column])), shape=shape)
     sets = {}
     for group in form.groups:

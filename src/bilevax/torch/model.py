@@ -11,6 +11,7 @@ from .._cvxpy.names import AUXILIARY
 from .._cvxpy.problem import cvxpy_itself, read
 from .answer import Answer
 from .module import Layer
+from .tensors import in_double
 
 
 class Variables(tuple):
@@ -51,7 +52,9 @@ class CvxpyLayer(Layer):
     def __init__(self, problem, parameters, variables, throw, fill, options):
         cp = cvxpy_itself()
         leader, form, y0, order = read(cp, problem, parameters)
-        model = Model(form, order, y0, leader)
+        # Numbers of the model, too, in double precision.
+        with in_double():
+            model = Model(form, order, y0, leader)
         ndim = ({p.name(): p.ndim for p in leader},)
         super().__init__(model, ndim, throw, fill, *options)
         self.given = [(p.name(), p.shape) for p in leader]
