@@ -12,7 +12,6 @@ model with angles and a balance row for each bus, whose multiplier is the price 
 The same model is written by hand as well, as one Polyhedron over one array.
 """
 
-import argparse
 import json
 import pathlib
 
@@ -23,7 +22,7 @@ import numpy as np
 import bilevax as bx
 
 from .case30_bidding import STARTS, Market, table
-from .measured import measured
+from .measured import measured, parsed, reference
 
 
 class Network:
@@ -142,22 +141,26 @@ class Network:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
-    parser.add_argument("--once", action="store_true", help="compare, solve nothing")
-    options = parser.parse_args()
+    options = parsed(__doc__, add_options)
     jax.config.update("jax_enable_x64", True)
-    reference = json.loads((options.data / "reference.json").read_text())
+    known_of = reference(options)
     for label, name, free, most in (
         ("2a", "duo", False, 6.0),
         ("2b", "trio", True, 4.0),
     ):
-        known = reference[name]
+        known = known_of[name]
         network = Network(options.data, known["owned_gens"], free)
         compared(network, most, known)
-        if not options.once:
+        if not options.compare:
             market = Market(options.data, known["owned_gens"], free)
-            run(network, market, f"{label} with prices, {name}", most, known["F"])
+            run(
+                network,
+                market,
+                options,
+                f"{label} with prices, {name}",
+                most,
+                known["F"],
+            )
 
 
 def compared(network: Network, most: float, known: dict) -> None:
@@ -191,17 +194,21 @@ def compared(network: Network, most: float, known: dict) -> None:
     print(json.dumps(row), flush=True)
 
 
-def run(network: Network, market: Market, name: str, most: float, best: float):
+def add_options(parser):
+    parser.add_argument("--compare", action="store_true", help="solve nothing")
+
+
+def run(network: Network, market: Market, options, name: str, most, best):
     problem, x0 = network.problem(most), jnp.zeros(len(network.owned))
     by_demand = market.problem(most)
     measured(
         name,
         lambda: bx.solve(problem, bx.DSBLO(), x0, key=0, num_starts=STARTS),
         lambda x: market.checked(by_demand, x),
+        options,
         best=best,
         bar=1e-6,
         starts=STARTS,
-        twice=False,
     )
 
 

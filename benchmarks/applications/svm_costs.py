@@ -9,7 +9,6 @@ FOLDER holds breast_cancer.csv and reference.json. `F` is checked by DAQP
 (`pip install daqp`).
 """
 
-import argparse
 import json
 import pathlib
 
@@ -20,7 +19,7 @@ import numpy as np
 import bilevax as bx
 
 from .case30_bidding import table
-from .measured import measured
+from .measured import measured, parsed, reference
 
 STARTS = 8
 
@@ -78,11 +77,9 @@ class Clinic:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
-    options = parser.parse_args()
+    options = parsed(__doc__)
     jax.config.update("jax_enable_x64", True)
-    known = json.loads((options.data / "reference.json").read_text())
+    known = reference(options)
     clinic = Clinic(options.data / "breast_cancer.csv")
     problem = clinic.problem()
     best = np.array([
@@ -98,10 +95,10 @@ def main():
         "5 support vector machine, costs and kernel",
         lambda: bx.solve(problem, bx.DSBLO(), jnp.zeros(3), key=0, num_starts=STARTS),
         lambda x: clinic.checked(problem, x),
+        options,
         best=known["F"],
         bar=1e-4,
         starts=STARTS,
-        twice=False,
     )
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,10 @@ from ..quadratics import random_quadratic
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 import bilevax.torch as bt  # noqa: E402
+
+# What no type checker lets pass.
+WRONG: Any = 3.0
+NOTHING: Any = None
 
 ROADS = jnp.array([[1.0, 1.0], [-1, 0], [0, -1]])
 
@@ -405,7 +410,7 @@ SLOPE, TRIPS = double([-1.0, -2.0]), double(2.0)
         (of(SLOPE[:1], TRIPS), ("((1,), ())",)),
         (of(SLOPE, TRIPS, throw="maybe"), ("`throw`", "warn", "'maybe'")),
         (of(SLOPE, TRIPS, solver=bx.ActiveSet), ("`solver`", "ActiveSet()")),
-        (lambda: bt.layer(3.0), ("`instance`", "function", "float")),
+        (lambda: bt.layer(WRONG), ("`instance`", "function", "float")),
         (WRONG_RESULT(None), ("`instance` must return", "NoneType")),
         (WRONG_RESULT((1.0, None)), ("`instance` must return", "float")),
         (WRONG_RESULT((jnp.sum, "box")), ("`instance` must return", "str")),
@@ -415,7 +420,7 @@ SLOPE, TRIPS = double([-1.0, -2.0]), double(2.0)
             ("must return a scalar", "(2,)"),
         ),
         (lambda: bt.hypergradient(toll_problem(), np.ones(2)), ("`x`", "ndarray")),
-        (lambda: bt.hypergradient(None, SLOPE), ("`problem`", "NoneType")),
+        (lambda: bt.hypergradient(NOTHING, SLOPE), ("`problem`", "NoneType")),
     ],
 )
 def test_mistakes_are_told_with_their_remedy(call, words):

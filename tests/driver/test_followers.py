@@ -1,6 +1,7 @@
 """Runs over many followers: every method that takes gradients, and what judges them."""
 
 import json
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +148,7 @@ def test_travellers_who_may_be_without_an_answer_have_a_way_back():
 
     followers = bx.Followers(asked, dict(b=np.array([1.5, 1.0, 2.0])))
     assert moves(followers)
-    x = onto_allowed(followers, jnp.array([4.0]))
+    x = onto_allowed(cast(Any, followers), jnp.array([4.0]))
     np.testing.assert_allclose(x, [2.0], atol=1e-4)
     assert bx.hypergradient(followers, x).success
 

@@ -1,5 +1,7 @@
 """Sets that hold at once, with names."""
 
+from typing import Any, cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,9 @@ import scipy.sparse
 import bilevax as bx
 
 from ..zoo import EXACT, IDENTITY
+
+# Its stub takes one diagonal.
+diagonals: Any = scipy.sparse.diags_array
 
 
 def parts(seed, n=6, m=3):
@@ -217,8 +222,8 @@ def test_followers_have_prices_by_name():
 
 def test_large_sparse_intersections_take_the_sparse_solver():
     n = 400
-    rows = scipy.sparse.diags_array([np.ones(n - 1), -np.ones(n - 1)], offsets=[0, 1],
-                                    shape=(n - 1, n))  # fmt: skip
+    rows = diagonals([np.ones(n - 1), -np.ones(n - 1)], offsets=[0, 1],
+                     shape=(n - 1, n))  # fmt: skip
     sets = bx.Intersection(
         steps=bx.Polyhedron(A=rows, b=np.full(n - 1, 0.1)),
         bounds=bx.Box(0.0, np.ones(n)),
@@ -255,7 +260,7 @@ def test_a_solve_ends_where_the_polyhedron_of_all_rows_does():
     ("make", "text"),
     [
         (lambda: bx.Intersection(), "at least one set"),
-        (lambda: bx.Intersection(a=np.ones(3)), "`a` must be a Polyhedron, a Box"),
+        (lambda: bx.Intersection(a=cast(Any, np.ones(3))), "`a` must be a Polyhedron, a Box"),
         (
             lambda: bx.Intersection(a=bx.Intersection(b=bx.Box(0.0, np.ones(2)))),
             "side by side",

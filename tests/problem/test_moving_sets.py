@@ -1,5 +1,7 @@
 """Sets of which every part may be a function of `x`, and columns by name."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,10 +129,11 @@ def test_boxes_that_move_take_products_and_projections():
     lower = lambda x, y: jnp.sum((y - 2 * target) ** 2)
     upper = lambda x, y: jnp.sum(y * jnp.arange(6.0)) + x[0] ** 2
     x, exact = jnp.array([0.2]), None
-    for options in (
+    cases: Any = (
         {}, dict(solver=bx.ProjectedGradient()),
         dict(solver=bx.ClosedForm(2.0), adjoint=bx.ScaledIdentity(2.0)),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for options in cases:
         problem = bx.Problem(upper, lower, bx.Box(np.full(6, -0.5), top), **options)
         e = bx.hypergradient(problem, x)
         exact = differences(problem, x) if exact is None else exact

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Array, PyTree
 
-from .._constraints import Box, Intersection, Polyhedron
+from .._constraints import AbstractConstraints, Box, Intersection, Polyhedron
 from .._problem.problem import Problem
 from .._programs.modules import Plain
 from .canonical import Canonical, canonical
@@ -71,7 +71,7 @@ def from_cvxpy(
             tuple((g.name, g.shape) for g in form.groups[: form.num_named]),
         ),
         Objective(form, order, x),
-        _sets(form, order),
+        cast(AbstractConstraints, _sets(form, order)),
         y0=y0,
         domain=domain_of(leader) if domain is None else domain,
         prices=prices,
@@ -118,7 +118,7 @@ def read(cp, follower, leader, upper=None):
     check_values(follower, leader)
     check_names(follower)
     form = canonical(cp, follower, leader, constraint_names(follower))
-    y0 = {name: np.zeros(places.shape) for name, places in form.variables.items()}
+    y0: Any = {name: np.zeros(places.shape) for name, places in form.variables.items()}
     if form.rest.size:
         y0[AUXILIARY] = np.zeros(form.rest.size)
     return leader, form, y0, _order(form, y0)

@@ -188,8 +188,9 @@ def evaluate(
     e: Any = None
     left_out: Any = True
     # That of sparse rows is no program.
-    usual = path is not None and not isinstance(solver, SparseActiveSet)
-    if usual and path.pays():
+    if isinstance(solver, SparseActiveSet):
+        path = None
+    if path is not None and path.pays():
         begin = blank_solution(problem) if warm is None else warm
         large = is_large(problem)
         e, left_out = _usually(whole, _packed_adjoint(adjoint), x, begin, large=large)

@@ -1,7 +1,7 @@
 """Which assumptions of the theory hold at a point, in numbers and in words."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -262,6 +262,7 @@ def _sparse_convexity(problem: Problem, x, e: Evaluation) -> Finding:
     with stage_by_stage():
         H: Any = SparseHessian(packed(flatten(problem, x)[0])).at(np.asarray(y))
     least = np.nan if H is None else least_eigenvalue(H)
+    H = cast(Any, H)
     if np.isnan(least):
         text = "the smallest eigenvalue of the sparse Hessian was not found"
         return Finding(name, "pro:diff", None, least, text)

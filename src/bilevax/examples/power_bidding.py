@@ -25,6 +25,7 @@ jax.config.update("jax_enable_x64", True)
 folder = importlib.resources.files("bilevax.examples") / "data"
 with importlib.resources.as_file(folder / "case30_as.m") as file:
     case = read_matpower(file)
+assert case.cost is not None
 c2, c1, c0 = case.cost.T
 OWNED = np.array([1, 2])  # the generators at buses 2 and 5
 RATING = 0.75  # of the line limits, so that lines matter
@@ -126,8 +127,8 @@ peer = minimize(
     options=dict(ftol=1e-15, maxiter=1000),
 )  # fmt: skip
 p, d = peer.x[:units], peer.x[units:]
-price = {bus: top - slope[i] * d[i] for i, bus in enumerate(at)}
-paid = np.array([price[case.generator_bus[g]] for g in OWNED])
+price = {int(bus): top - slope[i] * d[i] for i, bus in enumerate(at)}
+paid = np.array([price[int(case.generator_bus[g])] for g in OWNED])
 reference = -np.sum(paid * p[OWNED] - c2[OWNED] * p[OWNED] ** 2 - c1[OWNED] * p[OWNED])
 F = solution.value
 print(f"F {F:.6f}, by SciPy's market {reference:.6f}")

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.sparse as sp
+from matplotlib.colors import Normalize
 
 import bilevax as bx
 from bilevax.readers import read_tntp
@@ -114,9 +115,9 @@ assert abs(F - reference) < 1e-4 * F
 
 def draw(axes, y, tolls, title):
     v = np.asarray(on_roads(y))
-    load = v / town.capacity
+    load, places = v / town.capacity, np.asarray(town.places)
     for a in range(town.links):
-        start, end = town.places[town.tail[a] - 1], town.places[town.head[a] - 1]
+        start, end = places[town.tail[a] - 1], places[town.head[a] - 1]
         along = (end - start) / np.linalg.norm(end - start)
         aside = 0.05 * np.array([along[1], -along[0]])
         if v[a] > 1e-6:
@@ -129,11 +130,10 @@ def draw(axes, y, tolls, title):
             )  # fmt: skip
         toll = float(tolled[a] @ tolls)
         if toll > 1e-6:
-            axes.text(*((start + end) / 2 + 3 * aside), f"{toll:.1f}", color="#b00")
-    axes.plot(
-        *town.places.T, "o", color="white", markeredgecolor="black", markersize=14
-    )
-    for i, place in enumerate(town.places):
+            axes.text(*((start + end) / 2 + 3 * aside), f"{toll:.1f}", color="#b00",
+                      bbox=dict(color="white", alpha=0.8, pad=1))  # fmt: skip
+    axes.plot(*places.T, "o", color="white", markeredgecolor="black", markersize=14)
+    for i, place in enumerate(places):
         axes.text(*place, str(i + 1), ha="center", va="center", fontsize=8)
     axes.set(title=title, aspect="equal", xlim=(-0.3, 2.3), ylim=(-0.3, 2.3))
     axes.axis("off")
@@ -142,7 +142,7 @@ def draw(axes, y, tolls, title):
 figure, axes = plt.subplots(1, 2, figsize=(9, 4.5), layout="constrained")
 draw(axes[0], free.lower.y, np.zeros(2), f"no toll: {free.value:.2f}")
 draw(axes[1], solution.y, np.asarray(solution.x), f"best tolls: {solution.value:.2f}")
-colours = plt.cm.ScalarMappable(plt.Normalize(0, 1.6), "viridis_r")
+colours = plt.cm.ScalarMappable(Normalize(0, 1.6), "viridis_r")
 figure.colorbar(colours, ax=axes, label="flow over capacity", shrink=0.7)
 plt.show()
 
