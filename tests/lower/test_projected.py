@@ -173,3 +173,38 @@ def test_a_box_of_moderate_size_is_solved_exactly_by_default():
     assert np.all(np.abs(force[~low & ~high]) < 1e-9)
     assert np.all(force[low] > -1e-9)
     assert np.all(force[high] < 1e-9)
+
+
+def test_another_solver_takes_over_where_products_reach_their_limit():
+    problem = bx.Problem(upper, lower, SETS["box"])
+    x = np.array([0.3, -0.5, 0.8])
+    short = dict(max_steps=1, gradient_steps=1, cg_steps=1)
+    alone = bx.ProjectedGradient(**short)
+    given_up = bx.hypergradient(problem, x, solver=alone, throw=False)
+    assert bx.status_name(given_up.status) == "iteration_limit"
+    helped = bx.ProjectedGradient(**short, fallback=bx.ActiveSet())
+    e = bx.hypergradient(problem, x, solver=helped)
+    exact = bx.hypergradient(problem, x)
+    np.testing.assert_allclose(e.lower.y, exact.lower.y, atol=zoo.EXACT)
+    np.testing.assert_allclose(e.grad, exact.grad, atol=zoo.EXACT)
+
+
+def test_a_stiff_half_hides_no_error_of_the_soft_half():
+    rng, half = np.random.default_rng(0), 40
+    t, c = rng.normal(size=(2, 2 * half))
+    for stiffness in (1.0, 1e9, 1e12):
+        weight = np.repeat([stiffness, 1.0], half)
+        share = np.where(np.arange(2 * half - 1) == half - 1, 0, 0.1 * weight[1:])
+
+        def g(x, y, weight=weight, share=share):
+            u = y - 2 * t * x[0]
+            return 0.5 * weight @ u**2 + share @ (u[1:] * u[:-1])
+
+        box = bx.Box(-np.ones(2 * half), np.ones(2 * half))
+        problem = bx.Problem(lambda x, y: c @ y, g, box)
+        solve = lambda solver, p=problem: bx.hypergradient(
+            p, np.ones(1), solver=solver, throw=False
+        )
+        e, exact = solve(bx.ProjectedGradient()), solve(bx.ActiveSet())
+        if bx.status_name(e.status) != "iteration_limit":
+            np.testing.assert_allclose(e.value, exact.value, rtol=1e-5)

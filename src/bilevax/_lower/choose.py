@@ -13,11 +13,13 @@ from .._programs.quick import is_plain
 from .active_set import ActiveSet
 from .base import AbstractLowerSolver, LowerSolution
 from .followers import EachFollower
+from .interior_point import InteriorPoint
 from .projected import ProjectedGradient
 from .sparse.solver import SparseActiveSet
 
 USUAL_SOLVER = ActiveSet()
 SPARSE_SOLVER = SparseActiveSet()
+LARGE_SOLVER = ProjectedGradient(fallback=InteriorPoint())
 # Above this many variables products beat factorisations for boxes and simplices.
 _LARGE = 500
 # Variables and rows from which a sparse factorisation beats a dense one, and the share
@@ -26,10 +28,14 @@ _MANY, _SPARSE = 600, 0.1
 
 
 def default_solver(problem: Problem) -> AbstractLowerSolver:
-    """`ActiveSet`, except for large boxes and simplices."""
+    """`ActiveSet`, except for large boxes and simplices.
+
+    What products cannot solve there, such as boxes with a kernel matrix, is left to an
+    interior path.
+    """
     structured = isinstance(problem.constraints, Box | Simplex)
     size = sum(leaf.size for leaf in jax.tree.leaves(problem.y0))
-    return ProjectedGradient() if structured and size > _LARGE else USUAL_SOLVER
+    return LARGE_SOLVER if structured and size > _LARGE else USUAL_SOLVER
 
 
 @remembered

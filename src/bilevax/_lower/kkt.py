@@ -70,9 +70,9 @@ def whitened(hessian, flat, weights, regularised) -> Convex:
 class Factor(NamedTuple):
     """`R = L^{-T}`, and the rows in the metric of the inverse Hessian `R R^T`.
 
-    `flat`, `weights`, `regularised` and `inflation` are those of `Convex`. Matrices that came out of
-    a solve are kept in one line: XLA would store them by columns like the solve does,
-    and copy them into rows for every product.
+    `flat`, `weights`, `regularised` and `inflation` are those of `Convex`. Matrices
+    that came out of a solve are kept in one line: XLA would store them by columns like
+    the solve does, and copy them into rows for every product.
     """
 
     line_whitener: Float[Array, " nn"]

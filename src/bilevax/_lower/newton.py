@@ -228,9 +228,9 @@ def measured(lower: FlatLower, rows: Rows, factor: Factor, s: Sweep) -> Sweep:
     """With the rounding of the gradient as it shows beside the point, not bounded.
 
     A spring at rest, however stiff, rounds along its own direction alone, which no
-    bound by sizes can know. A few units in the last place away the gradient must be what the
-    Hessian says; what is missing is rounding. What never changes there does not show,
-    so the rounding of the forces that are left counts as before.
+    bound by sizes can know. A few units in the last place away the gradient must be
+    what the Hessian says; what is missing is rounding. What never changes there does
+    not show, so the rounding of the forces that are left counts as before.
     """
     point, kkt = s.point, KKT(factor, s.rows_inverse)
     eps, n = tolerances(point.y.dtype).eps, point.y.size

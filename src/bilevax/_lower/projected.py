@@ -5,19 +5,23 @@ that face finish (the active-set polish), and the two alternate until the KKT re
 is rounding. Everything is products with the Hessian, through `jax.jvp`.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from .._constraints import Box, Simplex
-from .._programs.control import loop
+from .._programs.control import loop, rarely
 from .._programs.modules import Plain
 from .._status import Status
-from .._tolerances import tolerances
+from .._tolerances import NEAR_ZERO, tolerances
 from .base import AbstractLowerSolver, Iterations, LowerSolution
 from .dense import FlatLower, flatten, largest, probe, ratio
 from .free import free_solve, free_subspace
+
+# Variables up to which a dense solver may take over.
+_DENSE = 2000
 
 
 class ProjectedGradient(AbstractLowerSolver):
@@ -28,14 +32,25 @@ class ProjectedGradient(AbstractLowerSolver):
     - `max_steps`: rounds of gradient steps plus polish.
     - `gradient_steps`: accelerated steps in a round.
     - `cg_steps`: conjugate-gradient steps in a polish.
+    - `fallback`: the solver that takes over where this one reaches a limit, up to 2 000
+      variables; beyond them matrices are too large.
     """
 
     accuracy: float | None = None
     max_steps: int = 60
     gradient_steps: int = 40
     cg_steps: int = 500
+    fallback: AbstractLowerSolver | None = None
 
     def __call__(self, problem, x, warm=None):
+        solution = self._solve(problem, x, warm)
+        if self.fallback is None or solution.slack.size > 2 * _DENSE:
+            return solution
+        again = lambda _: _without_factor(self.fallback(problem, x), solution)
+        failed = solution.status == Status.iteration_limit
+        return rarely(failed, again, solution)
+
+    def _solve(self, problem, x, warm) -> LowerSolution:
         constraints = problem.constraints
         if not isinstance(constraints, Box | Simplex):
             raise ValueError(
@@ -62,7 +77,7 @@ class ProjectedGradient(AbstractLowerSolver):
             start,
             limit=self.max_steps,
         )
-        return _solution(problem, x, lower, end, tol)
+        return _solution(problem, x, lower, end, tol, self.accuracy)
 
     def _round(self, lower, constraints, s: "_Round") -> "_Round":
         tol = tolerances(s.face.y.dtype)
@@ -205,7 +220,16 @@ def _polish(lower, constraints, face: _Face, cg_steps):
     return _better(cut, full), d, definite
 
 
-def _solution(problem, x, lower: FlatLower, end: _Round, tol) -> LowerSolution:
+def _without_factor(dense: LowerSolution, like: LowerSolution) -> LowerSolution:
+    """The solution of a dense solver in the types of this one."""
+    dense = eqx.tree_at(lambda s: s.factor, dense, None, is_leaf=lambda x: x is None)
+    cast = lambda new, old: jnp.asarray(new).astype(old.dtype)
+    return jax.tree.map(cast, dense, like)
+
+
+def _solution(
+    problem, x, lower: FlatLower, end: _Round, tol, accuracy: float | None
+) -> LowerSolution:
     face, constraints = end.face, problem.constraints
     equality = jnp.arange(face.slack.size) >= constraints.num_inequalities
     residual = largest(face.stationarity)[0]
@@ -220,7 +244,12 @@ def _solution(problem, x, lower: FlatLower, end: _Round, tol) -> LowerSolution:
     trust = jnp.where(
         equality | pinned, jnp.inf, jnp.maximum(face.multipliers, face.slack)
     )
-    status = _status(constraints, x, end, tol, _is_loose(lower, constraints, face))
+    # A residual that is small beside stiff forces says nothing of soft directions.
+    length = jnp.linalg.norm(face.y) + NEAR_ZERO * jnp.max(scale, initial=0)
+    allowed = jnp.maximum(tol.sure * length, 0.0 if accuracy is None else accuracy)
+    far = ~(end.error <= allowed)
+    loose = _is_loose(lower, constraints, face)
+    status = _status(constraints, x, end, tol, loose, far)
     void = (status != Status.successful) & (status != Status.iteration_limit)
     nan = jnp.asarray(jnp.nan, face.y.dtype)
     return LowerSolution(
@@ -263,7 +292,7 @@ def _is_loose(lower: FlatLower, constraints, face: _Face):
     return jnp.any(free & none)
 
 
-def _status(constraints, x, end: _Round, tol, loose):
+def _status(constraints, x, end: _Round, tol, loose, far):
     if isinstance(constraints, Box):
         empty = jnp.any(constraints.flat_lower() > constraints.flat_upper())
         data = jnp.isnan(constraints.rhs(x))
@@ -278,7 +307,7 @@ def _status(constraints, x, end: _Round, tol, loose):
         (empty, Status.infeasible),
         (broken, Status.non_finite),
         ((end.curvature <= 0) | loose, Status.not_strongly_convex),
-        (~(end.face.kkt <= tol.accept), Status.iteration_limit),
+        (~(end.face.kkt <= tol.accept) | far, Status.iteration_limit),
     )
     status = Status.successful
     for failed, kind in reversed(cases):
