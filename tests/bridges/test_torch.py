@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -373,6 +374,11 @@ def test_a_leader_in_torch_finds_the_best_tolls():
     assert torch.linalg.vector_norm(x - 3) < 0.3
 
 
+def wrong(value) -> Any:
+    """A value of a type that is not allowed."""
+    return value
+
+
 def of(*arguments, **options):
     return lambda: bt.layer(traveller, **options)(*arguments)
 
@@ -405,7 +411,7 @@ SLOPE, TRIPS = double([-1.0, -2.0]), double(2.0)
         (of(SLOPE[:1], TRIPS), ("((1,), ())",)),
         (of(SLOPE, TRIPS, throw="maybe"), ("`throw`", "warn", "'maybe'")),
         (of(SLOPE, TRIPS, solver=bx.ActiveSet), ("`solver`", "ActiveSet()")),
-        (lambda: bt.layer(3.0), ("`instance`", "function", "float")),
+        (lambda: bt.layer(wrong(3.0)), ("`instance`", "function", "float")),
         (WRONG_RESULT(None), ("`instance` must return", "NoneType")),
         (WRONG_RESULT((1.0, None)), ("`instance` must return", "float")),
         (WRONG_RESULT((jnp.sum, "box")), ("`instance` must return", "str")),
@@ -415,7 +421,7 @@ SLOPE, TRIPS = double([-1.0, -2.0]), double(2.0)
             ("must return a scalar", "(2,)"),
         ),
         (lambda: bt.hypergradient(toll_problem(), np.ones(2)), ("`x`", "ndarray")),
-        (lambda: bt.hypergradient(None, SLOPE), ("`problem`", "NoneType")),
+        (lambda: bt.hypergradient(wrong(None), SLOPE), ("`problem`", "NoneType")),
     ],
 )
 def test_mistakes_are_told_with_their_remedy(call, words):

@@ -118,7 +118,9 @@ def read(cp, follower, leader, upper=None):
     check_values(follower, leader)
     check_names(follower)
     form = canonical(cp, follower, leader, constraint_names(follower))
-    y0 = {name: np.zeros(places.shape) for name, places in form.variables.items()}
+    y0: dict[str, Any] = {
+        name: np.zeros(places.shape) for name, places in form.variables.items()
+    }
     if form.rest.size:
         y0[AUXILIARY] = np.zeros(form.rest.size)
     return leader, form, y0, _order(form, y0)
@@ -164,7 +166,7 @@ def _order(form: Canonical, y0: dict) -> np.ndarray:
     return order
 
 
-def _sets(form: Canonical, order) -> Intersection | None:
+def _sets(form: Canonical, order) -> Any:
     """Constraints by name: `A z + b >= 0` as `-A y <= b`, with the slopes in `B`."""
     row, column = form.A_places
     shape = len(form.equations), form.n - len(form.defined.entries)
