@@ -18,6 +18,7 @@ import platform
 import sys
 import time
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -101,7 +102,7 @@ def bilevax_cvxpy_layer(data):
 
 
 def cvxpylayers(data, **options):
-    from cvxpylayers.torch import CvxpyLayer
+    from cvxpylayers.torch.cvxpylayer import CvxpyLayer
 
     problem, parameters, variables = model(data)
     layer = CvxpyLayer(problem, parameters=parameters, variables=variables, **options)
@@ -138,7 +139,7 @@ def qplayer(data):
 def moreau_layer(data):
     import moreau
     import torch
-    from moreau.torch import Solver
+    from moreau import torch as its_torch
 
     def places(rows):
         return (
@@ -146,7 +147,8 @@ def moreau_layer(data):
             torch.arange(N).repeat(rows),
         )
 
-    solver = Solver(
+    its: Any = its_torch
+    solver = its.Solver(
         N, M, *places(N), *places(M),
         cones=moreau.Cones(num_nonneg_cones=M),
         settings=moreau.Settings(device="cpu", batch_size=MEMBERS, enable_grad=True),
@@ -178,11 +180,14 @@ class Entry:
         self.first = time.process_time() - began
         self.times = []
 
-    def call(self):
+    def call(self) -> dict[str, Any]:
         q, b = (self.tensors[name].clone().requires_grad_() for name in "qb")
+        grads: Any
         y = self.layer(q, b)
         (y * self.tensors["w"]).sum().backward()
-        return {"y": y.detach().numpy(), "q": q.grad.numpy(), "b": b.grad.numpy()}
+        grads = q.grad, b.grad
+        found = zip("yqb", (y.detach(), *grads), strict=True)
+        return {name: tensor.numpy() for name, tensor in found}
 
     def measure(self):
         began = time.process_time()

@@ -68,7 +68,8 @@ import bilevax.torch as bt
 
 y, p = cp.Variable(name="y"), cp.Parameter(name="p")
 follower = cp.Problem(cp.Minimize(cp.square(3 * y - p)), [y <= 1 / 3])
-(found,) = bt.cvxpy_layer(follower, [p], [y])(torch.tensor([0.1, 9.0], dtype=torch.float64))
+batch = torch.tensor([0.1, 9.0], dtype=torch.float64)
+(found,) = bt.cvxpy_layer(follower, [p], [y])(batch)
 print(abs(found[0].item() - 0.1 / 3) + abs(found[1].item() - 1 / 3))
 """
 

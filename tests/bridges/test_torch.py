@@ -21,10 +21,6 @@ from ..quadratics import random_quadratic
 torch = pytest.importorskip("torch", reason="needs the extra `torch`")
 import bilevax.torch as bt  # noqa: E402
 
-# What no type checker lets pass.
-WRONG: Any = 3.0
-NOTHING: Any = None
-
 ROADS = jnp.array([[1.0, 1.0], [-1, 0], [0, -1]])
 
 
@@ -378,6 +374,11 @@ def test_a_leader_in_torch_finds_the_best_tolls():
     assert torch.linalg.vector_norm(x - 3) < 0.3
 
 
+def wrong(value) -> Any:
+    """A value of a type that is not allowed."""
+    return value
+
+
 def of(*arguments, **options):
     return lambda: bt.layer(traveller, **options)(*arguments)
 
@@ -410,7 +411,7 @@ SLOPE, TRIPS = double([-1.0, -2.0]), double(2.0)
         (of(SLOPE[:1], TRIPS), ("((1,), ())",)),
         (of(SLOPE, TRIPS, throw="maybe"), ("`throw`", "warn", "'maybe'")),
         (of(SLOPE, TRIPS, solver=bx.ActiveSet), ("`solver`", "ActiveSet()")),
-        (lambda: bt.layer(WRONG), ("`instance`", "function", "float")),
+        (lambda: bt.layer(wrong(3.0)), ("`instance`", "function", "float")),
         (WRONG_RESULT(None), ("`instance` must return", "NoneType")),
         (WRONG_RESULT((1.0, None)), ("`instance` must return", "float")),
         (WRONG_RESULT((jnp.sum, "box")), ("`instance` must return", "str")),
@@ -420,7 +421,7 @@ SLOPE, TRIPS = double([-1.0, -2.0]), double(2.0)
             ("must return a scalar", "(2,)"),
         ),
         (lambda: bt.hypergradient(toll_problem(), np.ones(2)), ("`x`", "ndarray")),
-        (lambda: bt.hypergradient(NOTHING, SLOPE), ("`problem`", "NoneType")),
+        (lambda: bt.hypergradient(wrong(None), SLOPE), ("`problem`", "NoneType")),
     ],
 )
 def test_mistakes_are_told_with_their_remedy(call, words):

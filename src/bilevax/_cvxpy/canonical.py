@@ -210,7 +210,7 @@ def _values(program, leader) -> np.ndarray:
     return values
 
 
-def _affine(tensor, fixed, columns) -> tuple[np.ndarray, Affine]:
+def _affine(tensor: Any, fixed, columns) -> tuple[np.ndarray, Affine]:
     """Which rows of a tensor are not zero for all parameters, and these."""
     # A covariance of thousands has more places than numbers.
     tensor = sp.coo_array(tensor if tensor is not None else (0, len(fixed)))
@@ -227,7 +227,7 @@ def _affine(tensor, fixed, columns) -> tuple[np.ndarray, Affine]:
     return used, Affine(np.asarray(small @ fixed).ravel(), slope)
 
 
-def _affine_all(tensor, fixed, columns, start=0, end=None) -> Affine:
+def _affine_all(tensor: Any, fixed, columns, start=0, end=None) -> Affine:
     """The rows from `start` to `end`, those of zeros too."""
     tensor: Any = sp.coo_array(tensor)
     end = tensor.shape[0] if end is None else end

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Array, PyTree
 
-from .._constraints import AbstractConstraints, Box, Intersection, Polyhedron
+from .._constraints import Box, Intersection, Polyhedron
 from .._problem.problem import Problem
 from .._programs.modules import Plain
 from .canonical import Canonical, canonical
@@ -71,7 +71,7 @@ def from_cvxpy(
             tuple((g.name, g.shape) for g in form.groups[: form.num_named]),
         ),
         Objective(form, order, x),
-        cast(AbstractConstraints, _sets(form, order)),
+        _sets(form, order),
         y0=y0,
         domain=domain_of(leader) if domain is None else domain,
         prices=prices,
@@ -118,7 +118,9 @@ def read(cp, follower, leader, upper=None):
     check_values(follower, leader)
     check_names(follower)
     form = canonical(cp, follower, leader, constraint_names(follower))
-    y0: Any = {name: np.zeros(places.shape) for name, places in form.variables.items()}
+    y0: dict[str, Any] = {
+        name: np.zeros(places.shape) for name, places in form.variables.items()
+    }
     if form.rest.size:
         y0[AUXILIARY] = np.zeros(form.rest.size)
     return leader, form, y0, _order(form, y0)
@@ -164,7 +166,7 @@ def _order(form: Canonical, y0: dict) -> np.ndarray:
     return order
 
 
-def _sets(form: Canonical, order) -> Intersection | None:
+def _sets(form: Canonical, order) -> Any:
     """Constraints by name: `A z + b >= 0` as `-A y <= b`, with the slopes in `B`."""
     row, column = form.A_places
     shape = len(form.equations), form.n - len(form.defined.entries)
