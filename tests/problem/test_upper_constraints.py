@@ -174,6 +174,7 @@ def test_what_cannot_be_satisfied_is_said_and_named():
     np.testing.assert_allclose(found.violation, 1, rtol=zoo.DIFFERENCES)
     assert "`limit[1]` of `upper_constraints` is 1." in found.message
     assert "signs" in found.message
+    assert all(np.isnan(m).all() for m in jax.tree.leaves(found.upper_multipliers))
     with pytest.raises(bx.BilevelError, match="upper constraints"):
         solved(coupled(never), [0.5, 0.5])
 

@@ -19,7 +19,7 @@ import numpy as np
 from .._constraints import Box
 from .._implicit.upper_constraints import shaped, size_of, stacked
 from .._judge.certificate import certify as certify_at
-from .._judge.multipliers import multipliers_at
+from .._judge.multipliers import Multipliers, multipliers_at
 from .._methods.sequential import Oracle, Point, restored, sequential
 from .._problem.coordinates import coordinate_names
 from .._problem.penalised import rows_of, with_penalty
@@ -293,7 +293,11 @@ class _Coupled:
         )
 
     def _report(self, p: Point) -> UpperReport:
-        found = multipliers_at(self.oracle, p, _RADIUS * self.oracle.length)
+        feasible = self.oracle.violation(p) <= self.accept
+        # Outside there is nothing that multipliers would say.
+        found = Multipliers(np.full(self.count, np.nan), np.inf)
+        if feasible:
+            found = multipliers_at(self.oracle, p, _RADIUS * self.oracle.length)
         parts = lambda flat: tuple(
             shaped(jnp.asarray(part), shapes, ())
             for part, shapes in zip(
@@ -307,7 +311,7 @@ class _Coupled:
             multipliers=mu,
             equality_multipliers=nu,
             violation=float(self.oracle.outside(p.rows).max(initial=0)),
-            feasible=self.oracle.violation(p) <= self.accept,
+            feasible=feasible,
             residual=found.residual,
         )
 

@@ -12,6 +12,7 @@ class UpperReport:
     - `constraints`, `equalities`: `c` and `h` at `x`.
     - `multipliers`, `equality_multipliers`: in the same structures. If `c <= t` were
       allowed instead of `c <= 0`, `F` would fall by `multipliers` for each unit of `t`.
+      NaN where the constraints are violated.
     - `violation`: the largest of `[c]_+` and `|h|`; `feasible`: whether each is below
       1e-8 of the size of its constraint (1e-3 in float32).
     - `residual`: an upper bound on the length of the shortest `F' + sum mu_j c_j'`,
