@@ -260,7 +260,10 @@ def test_a_solve_ends_where_the_polyhedron_of_all_rows_does():
     ("make", "text"),
     [
         (lambda: bx.Intersection(), "at least one set"),
-        (lambda: bx.Intersection(a=cast(Any, np.ones(3))), "`a` must be a Polyhedron, a Box"),
+        (
+            lambda: bx.Intersection(a=cast(Any, np.ones(3))),
+            "`a` must be a Polyhedron, a Box",
+        ),
         (
             lambda: bx.Intersection(a=bx.Intersection(b=bx.Box(0.0, np.ones(2)))),
             "side by side",
