@@ -125,6 +125,7 @@ class Plan:
                 checkpoint=path,
                 tick=tick,
                 together=self.together,
+                all_steps=self.total,
             )
             runs.append(run)
         return Begun(view, runs, self.certify, look_key)
