@@ -151,18 +151,44 @@ jax.vmap(lambda x: print(in_transform()) or x)(jnp.zeros(2))
     assert done.stdout == "True\n"
 
 
-def test_a_run_in_stages_takes_the_steps_of_the_program(monkeypatch):
+def steps_as(monkeypatch, short: int, long: int, problem, **options) -> bx.Solution:
+    """A solve by the way that these limits of numbers of steps lead to."""
+    monkeypatch.setattr("bilevax._driver.steps._SHORT", short)
+    monkeypatch.setattr("bilevax._driver.steps.LONG", long)
+    named: Any = dict(x0=jnp.ones(2), key=KEY, num_steps=25, throw=False) | options
+    return bx.solve(problem, bx.DSBLO(), **named)
+
+
+def test_a_run_takes_the_same_steps_by_every_way(monkeypatch):
     problem = problem_of(random_data(np.random.default_rng(5), 0.3))
-    short: Any = dict(x0=jnp.ones(2), key=KEY, num_steps=25, throw=False)
-    stages = bx.solve(problem, bx.DSBLO(), **short)
-    monkeypatch.setattr("bilevax._driver.steps._SHORT", 0)
-    program = bx.solve(problem, bx.DSBLO(), **short)
-    np.testing.assert_allclose(stages.stochastic[0], program.stochastic[0], rtol=1e-9)
-    np.testing.assert_allclose(stages.value, program.value, rtol=1e-9)
-    for name in ("value", "move", "tilt", "momentum_norm"):
-        np.testing.assert_allclose(
-            stages.history[name], program.history[name], rtol=1e-7, atol=1e-12
-        )
+    stages = steps_as(monkeypatch, 500, 3000, problem, average=0.9)
+    for short, long in ((0, 3000), (0, 0)):
+        program = steps_as(monkeypatch, short, long, problem, average=0.9)
+        for one, other in zip(stages.stochastic, program.stochastic, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9)
+        np.testing.assert_allclose(stages.value, program.value, rtol=1e-9)
+        pair: Any = (stages.average, program.average)
+        np.testing.assert_allclose(*pair, rtol=1e-9)
+        assert set(stages.history.steps) == set(program.history.steps)
+        for name in ("value", "move", "tilt", "momentum_norm", "status"):
+            np.testing.assert_allclose(
+                stages.history[name], program.history[name], rtol=1e-7, atol=1e-12
+            )
+
+
+def test_a_run_without_rare_branches_goes_on_where_it_was_cut(monkeypatch, tmp_path):
+    problem = problem_of(random_data(np.random.default_rng(6), 0.3))
+    limits: Any = dict(monkeypatch=monkeypatch, short=0, long=3000, problem=problem)
+    whole = steps_as(**limits, chunk=5)
+    again: Any = dict(chunk=5, checkpoint=tmp_path / "run.npz")
+    stop = lambda step, *rest: step == 10
+    cut = steps_as(**limits, callback=stop, **again)
+    assert len(cut.history) == 10
+    rest = steps_as(**limits, stop=bx.Stop(0, 0, seconds=1e9), **again)
+    np.testing.assert_array_equal(whole.x, rest.x)
+    np.testing.assert_array_equal(whole.stochastic[0], rest.stochastic[0])
+    for name, column in whole.history.steps.items():
+        np.testing.assert_array_equal(column, rest.history[name])
 
 
 @pytest.mark.parametrize("bend", [0.0, 1.0])
@@ -217,7 +243,9 @@ def test_a_path_that_misses_is_given_up():
     assert path.pays()
 
 
-def test_an_empty_lower_level_is_left_in_stages_too():
+@pytest.mark.parametrize("short", [500, 0])
+def test_an_empty_lower_level_is_left_in_stages_too(monkeypatch, short):
+    monkeypatch.setattr("bilevax._driver.steps._SHORT", short)
     rows = bx.Polyhedron(
         A=jnp.array([[1.0], [-1.0]]),
         B=jnp.array([[-1.0], [0.0]]),

@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .._implicit.feasible import onto_domain
-from .._implicit.hypergradient import Evaluation, one_of_many
+from .._implicit.hypergradient import Evaluation, looked_at
 from .._problem.problem import Problem
 from .._status import has_value
 from .._tolerances import tolerances
@@ -49,10 +49,13 @@ class Beyond(enum.Enum):
     unbounded = "F falls without bound"
 
 
-def beyond(problem: Problem, x0, x, e: Evaluation, length: float) -> Beyond:
+def beyond(
+    problem: Problem, x0, x, e: Evaluation, length: float, often: bool = True
+) -> Beyond:
     """What `F` does beyond `x`, where a run from `x0` has ended.
 
-    `e` is the evaluation at `x`, `length` the length scale of the problem.
+    `e` is the evaluation at `x`, `length` the length scale of the problem; `often`: see
+    `looked_at`.
     """
     if is_bounded(problem.domain):
         return Beyond.rises
@@ -64,7 +67,7 @@ def beyond(problem: Problem, x0, x, e: Evaluation, length: float) -> Beyond:
         if not np.all(np.isfinite(point)):
             return np.nan
         at = onto_domain(problem, unravel(jnp.asarray(point, end.dtype)))
-        found = one_of_many(plain(problem), at)
+        found = looked_at(plain(problem), at, often)
         value = float(found.value)
         return value if has_value(found.status) or value == -np.inf else np.nan
 
@@ -105,7 +108,7 @@ def still_falling(problem: Problem, x, e: Evaluation, length: float) -> str | No
     for share in _SHORT_STEPS:
         move = ravel_pytree(x)[0] - share * length * slope / size
         at = onto_domain(problem, unravel(move))
-        found = one_of_many(plain(problem), at)
+        found = looked_at(plain(problem), at, often=True)
         if has_value(found.status) and float(found.value) < least:
             return (
                 f"F was still falling: one step down its gradient leads from "

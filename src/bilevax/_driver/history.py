@@ -8,7 +8,7 @@ import numpy as np
 
 from .._files.checkpoint import REMEDY, CheckpointError
 from .._methods.base import WORK, Record
-from .._programs.modules import with_fields
+from .._programs.modules import made, with_fields
 
 # The columns with one entry per look.
 _LOOKS = ("evaluated_at", "value", "seconds", "working")
@@ -117,6 +117,18 @@ def scalars(aux: Any) -> dict:
 def with_scalars(record: Record) -> Record:
     """`record` with what is kept of its auxiliary output."""
     return with_fields(record, aux=scalars(record.aux))
+
+
+# The columns with real numbers; the others count.
+_REAL = ("value", "gradient_norm", "momentum_norm", "move", "tilt")
+
+
+def blank_columns(dtype: Any, aux: dict[str, Any], length: int) -> Record:
+    """A buffer for `length` records, where no shapes are known but those of `aux`."""
+    whole = jax.dtypes.canonicalize_dtype(int)
+    column = lambda name: np.zeros(length, dtype if name in _REAL else whole)
+    more = {name: np.zeros(length, entry.dtype) for name, entry in aux.items()}
+    return made(Record, **{name: column(name) for name in _COLUMNS}, aux=more)
 
 
 def blank_records(shapes: Record, length: int):

@@ -163,6 +163,7 @@ class Plan:
                 tick=tick,
                 together=self.together,
                 chart=chart,
+                all_steps=self.num_steps * len(points),
             )
             runs.append(run)
         return Begun(view, runs, self.certify, look_key, until)

@@ -26,7 +26,7 @@ from .._implicit.hypergradient import (
     Evaluation,
     hypergradient,
     is_large,
-    one_of_many,
+    looked_at,
 )
 from .._judge.certificate import certify
 from .._lower.active_set import opened_factor
@@ -41,17 +41,30 @@ from .._programs.control import stage_by_stage
 from .._programs.quick import once_jit, quick_jit
 from .._programs.stopwatch import Stopwatch
 from .._status import Status, has_value, status_code, status_name
+from . import usual
 from .average import Average
 from .feeding import advance_fed
-from .history import History, blank_records, checked_history, to_arrays, with_scalars
+from .history import (
+    History,
+    blank_records,
+    checked_history,
+    scalars,
+    to_arrays,
+    with_scalars,
+)
 from .requests import Asking, Request
 from .scales import measure_scales
-from .steps import advance_in_stages, fold_in, is_usual, runs_in_stages
+from .steps import (
+    LONG,
+    advance_in_stages,
+    fold_in,
+    is_usual,
+    runs_in_stages,
+    runs_usually,
+)
 
 # Folded into the key of a run for draws that last all of it; no step has this number.
 _WHOLE_RUN = 2**31 - 1
-# Steps up to which the program of a run is compiled without optimisation.
-_BRIEF = 3000
 # So many steps without a move end a run.
 _STEPS_TO_JUDGE = 10
 _TIME_SPENT = "the time is spent"
@@ -118,6 +131,8 @@ class Run:
     together: bool = False
     # Where `x` is in units of the run, the way back to those of the caller.
     chart: Chart | None = None
+    # Steps of all starts; zero for those of this one.
+    all_steps: int = 0
 
     def go(self, x0) -> Asking["End"]:
         """All chunks."""
@@ -128,13 +143,14 @@ class Run:
         scales = Scales(*(jnp.asarray(1.0),) * 3)
         if self.method.uses_scales:
             scales = yield from measure_scales(
-                plain(self.view), x, e, self.problem.is_sampled
+                plain(self.view), x, e, self.problem.is_sampled, self.looks_often
             )
         e, scales = self._fitting(x, e, scales)
         begin = (self.view, self.method, x, e, scales, self.key)
         first = start_in_stages if self.in_stages else start
         state = yield Request(first, begin)
         kept, chosen = x, self._chosen_step()
+        kind = self._kind(e, chosen)
         mean = None if self.average is None else x
         history, step = History().evaluated(0, e.value, 0.0, 0.0), 0
         ended = None
@@ -153,7 +169,7 @@ class Run:
         reason, best, restored = ended or "all steps taken", (x, e), step
         while step < self.num_steps and ended is None:
             last = min(step + self.chunk, self.num_steps)
-            before = (state, kept, mean, step, last, chosen)
+            before = (kind, state, kept, mean, step, last, chosen)
             left = watch.running
             state, kept, mean, records = yield self._chunk(problem, *before)
             jax.block_until_ready(records)
@@ -192,7 +208,8 @@ class Run:
         if self.looks and not has_value(e.status):
             reason = "the last iterate has no answer, the best one seen is returned"
             x, e = best
-        return End((x, e), best, history, reason, float(scales.length), mean)
+        length = float(scales.length)
+        return End((x, e), best, history, reason, length, mean, kind, state)
 
     def _fitting(self, x, e: Evaluation, scales: Scales):
         """The first look and scales for steps that see some of many followers."""
@@ -214,7 +231,7 @@ class Run:
     def _look(self, x, history: History | None = None) -> Asking:
         """`F` at `x`; without looks, what the last step of `history` found instead."""
         if self.looks:
-            return (yield from evaluate_allowed(self.view, x))
+            return (yield from evaluate_allowed(self.view, x, self.looks_often))
         seen = blank_evaluation(self.view, x)
         if history is not None and len(history):
             last = lambda name: jnp.asarray(history[name][-1])
@@ -244,7 +261,41 @@ class Run:
         more = () if self.average is None else (mean,)
         return bool(self.callback(step, x, value, history, *more))
 
-    def _chunk(self, problem, state, kept, mean, step, last, chosen) -> Request:
+    @property
+    def total(self) -> int:
+        return max(self.all_steps, self.num_steps)
+
+    @functools.cached_property
+    def has_own_program(self) -> bool:
+        """Whether steps and polish are a program without rare branches."""
+        usually = runs_usually(self.problem, self.method, self.num_steps, self.total)
+        return self.polish and not self.together and usually and usual.suits(self.view)
+
+    @property
+    def looks_often(self) -> bool:
+        """Whether looks at `F` are worth a program; see `looked_at`."""
+        return not self.has_own_program
+
+    def _kind(self, e: Evaluation, chosen: int) -> usual.Kind | None:
+        """What the program of a short run is made for; None where it has none."""
+        method: Any = self.method
+        if not self.has_own_program:
+            return None
+        return usual.Kind(
+            problem=plain(self.view),
+            method=method,
+            average=self.average,
+            key=self.key,
+            size=self.chunk,
+            total=self.num_steps,
+            chosen=chosen,
+            aux=scalars(e.aux),
+        )
+
+    def _chunk(self, problem, kind, state, kept, mean, step, last, chosen) -> Request:
+        if kind is not None:
+            steps = kind, problem, state, kept, mean, step, last
+            return Request(usual.advance, steps)
         if self.in_stages:
             return Request(advance_in_stages, (
                 problem, self.method, self.average, state, kept, mean,
@@ -269,6 +320,8 @@ class Run:
         Without a polish it is the method alone that is asked for, as in comparisons,
         where methods are timed beside each other.
         """
+        if self.has_own_program:
+            return True
         steps = runs_in_stages(self.problem, self.method, self.num_steps)
         if is_on_host(self.problem):
             return steps
@@ -281,7 +334,7 @@ class Run:
             # As a single evaluation of them.
             return jax.default_backend() == "cpu"
         small = is_usual(self.problem) and not is_large(self.view)
-        return small and self.num_steps <= _BRIEF
+        return small and self.num_steps <= LONG
 
     def _chosen_step(self) -> int:
         """The step whose `x` is kept for `output="random"` (`Thm:Main_I`)."""
@@ -328,6 +381,7 @@ class Run:
             key=np.asarray(jr.key_data(self.key)).tolist(),
             # Last: where it differs because of another choice, that one is named.
             stages=self.in_stages,
+            usual=self.has_own_program,
         )
 
     def _ended(self, meta: dict) -> str | None:
@@ -359,6 +413,8 @@ class End(NamedTuple):
 
     - `last`, `best`: an `x` and its evaluation, at the end and where `F` was lowest.
     - `length`: the length scale; `mean`: the average of the iterates, where kept.
+    - `kind`: what its program was made for, where it has one of its own; `state`: the
+      last one of the method.
     """
 
     last: tuple[Any, Evaluation]
@@ -367,6 +423,8 @@ class End(NamedTuple):
     reason: str
     length: float
     mean: Any
+    kind: usual.Kind | None = None
+    state: Any = None
 
 
 def blank_evaluation(problem: Problem, x) -> Evaluation:
@@ -469,19 +527,24 @@ def untilted(problem: Any) -> Problem:
     return problem.perturbed(jax.tree.map(jnp.zeros_like, problem.y0))
 
 
-def evaluate_allowed(problem: Problem, x) -> Asking[tuple[Any, Evaluation]]:
-    """`F` at `x`, or at the nearest `x` that is allowed; which one comes first."""
-    x, e = yield Request(_inside, (plain(problem), x))
+def evaluate_allowed(
+    problem: Problem, x, often: bool = True
+) -> Asking[tuple[Any, Evaluation]]:
+    """`F` at `x`, or at the nearest `x` that is allowed; which one comes first.
+
+    `often`: see `looked_at`.
+    """
+    x, e = yield Request(_inside, (plain(problem), x, often))
     if status_name(e.status) == "infeasible" and moves(problem):
         near = yield Request(onto_allowed, (problem, x))
-        _, there = yield Request(_inside, (plain(problem), near))
+        _, there = yield Request(_inside, (plain(problem), near, often))
         # Where no allowed point exists at all, the first answer stands.
         if has_value(there.status):
             x, e = near, there
     return x, e
 
 
-def _inside(problem: Problem, x):
+def _inside(problem: Problem, x, often: bool):
     """The nearest point of the domain, and `F` there."""
     x = onto_domain(problem, x)
-    return x, one_of_many(problem, x)
+    return x, looked_at(problem, x, often)

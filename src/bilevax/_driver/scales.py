@@ -7,7 +7,7 @@ from jax.flatten_util import ravel_pytree
 
 from .._constraints import Box
 from .._implicit.feasible import onto_domain
-from .._implicit.hypergradient import Evaluation, hypergradient
+from .._implicit.hypergradient import Evaluation, looked_at
 from .._methods.base import Scales
 from .._problem.problem import Problem
 from .._programs.quick import once_jit
@@ -18,9 +18,9 @@ _RUNGS = 4.0 ** np.arange(-8, 5)
 
 
 def measure_scales(
-    problem: Problem, x, e: Evaluation, sampled: bool = False
+    problem: Problem, x, e: Evaluation, sampled: bool = False, often: bool = True
 ) -> Asking[Scales]:
-    """Scales at `x`, where `e` was evaluated.
+    """Scales at `x`, where `e` was evaluated; `often`: see `looked_at`.
 
     The length is the diagonal of a bounded domain; for free coordinates it is four
     times the rung of a ladder along the negative gradient at which `F` is lowest (the
@@ -31,7 +31,7 @@ def measure_scales(
     ranges, free = _ranges(problem, x)
     rung = 0.0
     if free:
-        rung = yield from _best_rung(problem, x, direction, _unit(units), e)
+        rung = yield from _best_rung(problem, x, direction, _unit(units), e, often)
     sizes = problem, x, e.lower.y, direction, *map(np.asarray, (ranges, rung))
     length, force = yield Request(_length_and_force, sizes)
     return Scales(length, slope, force, sampled)
@@ -80,19 +80,21 @@ def _unit(units) -> float:
     return float(usable[0]) if usable.size else 1.0
 
 
-def _best_rung(problem: Problem, x, direction, unit: float, e) -> Asking[float]:
+def _best_rung(
+    problem: Problem, x, direction, unit: float, e, often: bool
+) -> Asking[float]:
     best, lowest = 0.0, float(e.value)
     for rung in unit * _RUNGS:
-        ahead = (problem, x, direction, rung, e.lower)
+        ahead = (problem, x, direction, rung, e.lower, often)
         value = float((yield Request(_value_downhill, ahead)))
         if value < lowest:
             best, lowest = float(rung), value
     return best or unit
 
 
-def _value_downhill(problem: Problem, x, direction, rung, warm):
+def _value_downhill(problem: Problem, x, direction, rung, warm, often: bool):
     point = _downhill(problem, x, direction, jnp.asarray(rung))
-    return hypergradient(problem, point, warm=warm, throw=False).value
+    return looked_at(problem, point, often, warm).value
 
 
 @once_jit

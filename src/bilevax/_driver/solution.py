@@ -30,6 +30,7 @@ from .requests import Asking, Request
 from .run import End, Run, evaluate_allowed, plain
 from .second_look import SecondLook, second_look
 from .upper_report import UpperReport
+from .usual import polish as polish_usually
 
 # What a round of the polish must gain for another one, in units of `accept`.
 _SMALL_GAIN = 1e-2
@@ -233,12 +234,12 @@ def _finish(run: Run, end: End, certify) -> Asking[Solution]:
     if run.polish and run.output == "last" and float(best[1].value) < float(e.value):
         x, e = best
     if run.polish and has_value(e.status):
-        x, e, polished = yield from polish_rounds(run, end.length, x, e)
+        x, e, polished = yield from polish_rounds(run, end.length, x, e, end)
     if run.looks and moves(run.view) and status_name(e.status) == "dependent_rows":
         # At the edge of the set of `x` with a non-empty lower level: a hair inside, or
         # another solver would find it empty.
         near = yield Request(onto_allowed, (run.view, x))
-        inside, new = yield from evaluate_allowed(run.view, near)
+        inside, new = yield from evaluate_allowed(run.view, near, run.looks_often)
         if has_value(new.status):
             x, e = inside, new
     status, stopped = _judged(run, end, x, e)
@@ -284,7 +285,7 @@ def _looked_around(run: Run, end: End, x, e, done: Polish) -> Asking[tuple]:
             around = seen
             break
         before = float(e.value)
-        x, e, more = yield from polish_rounds(run, end.length, near, there)
+        x, e, more = yield from polish_rounds(run, end.length, near, there, end)
         around = seen.led_on(before - float(e.value))
         told = lambda p: (p.start_value, p.steps, p.evaluations)
         both = (done.steps + more.steps, done.evaluations + more.evaluations)
@@ -306,14 +307,23 @@ def _judged(run: Run, end: End, x, e: Evaluation) -> tuple[Any, str]:
     if run.problem.is_sampled and not run.polish:
         told = still_falling(run.view, x, e, end.length)
         return e.status, end.reason if told is None else f"{end.reason}; {told}"
-    found = beyond(run.view, run.x0, x, e, end.length)
+    found = beyond(run.view, run.x0, x, e, end.length, run.looks_often)
     if found is Beyond.unbounded:
         return Status.unbounded, found.value
     told = f"; {found.value}" if found is Beyond.level else ""
     return e.status, end.reason + told
 
 
-def polish_rounds(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polish]]:
+def _polishing(run: Run, end: End | None, problem, *begin) -> Request:
+    """A polish, by the program of the run where it has one."""
+    if end is None or end.kind is None:
+        return Request(polish_from, (problem, *begin, not run.together), late=2)
+    return Request(polish_usually, (end.kind, problem, end.state, *begin), late=2)
+
+
+def polish_rounds(
+    run: Run, length, x, e, end: End | None = None
+) -> Asking[tuple[Any, Evaluation, Polish]]:
     """Polish as long as that lowers `F`.
 
     A search that gave up on a kink often finds the way along it from there: what it had
@@ -322,15 +332,15 @@ def polish_rounds(run: Run, length, x, e) -> Asking[tuple[Any, Evaluation, Polis
     first: Any = np.asarray(1e-3 * length, jax.tree.leaves(x)[0].dtype)
     start, steps, evaluations = e.value, 0, 0
     for _ in range(_POLISH_ROUNDS):
-        begin = (x, e.lower, first, not run.together)
-        done = yield Request(polish_from, (plain(run.view), *begin), late=2)
+        begin = (x, e.lower, first)
+        done = yield _polishing(run, end, plain(run.view), *begin)
         if int(done.empty) and moves(run.view):
-            done = yield Request(polish_from, (run.view, *begin), late=2)
+            done = yield _polishing(run, end, run.view, *begin)
         steps, evaluations = (
             steps + int(done.steps),
             evaluations + int(done.evaluations),
         )
-        new_x, new = yield from evaluate_allowed(run.view, done.x)
+        new_x, new = yield from evaluate_allowed(run.view, done.x, run.looks_often)
         gain = float(e.value) - float(new.value)
         tol, size = tolerances(e.value.dtype), abs(float(e.value))
         # A gain within rounding is no reason to move, least of all along flat parts.

@@ -117,12 +117,12 @@ def check_problem(problem: Any) -> None:
         )
 
 
-def one_of_many(problem: Problem | Followers, x) -> Evaluation:
-    """`hypergradient` without a warm start where many calls follow, as in a run."""
+def looked_at(problem: Problem | Followers, x, often: bool, warm=None) -> Evaluation:
+    """`F` within a run; `often`: by what is compiled where many evaluations follow."""
     solver = checked_solver(problem, None, False, on_host=True)
-    if not staged(problem, x, solver, problem.adjoint):
-        return hypergradient(problem, x, throw=False)
-    return _in_stages(problem, x, solver, problem.adjoint, None, False, often=True)
+    if not staged(problem, x, solver, problem.adjoint, warm):
+        return hypergradient(problem, x, warm=warm, throw=False)
+    return _in_stages(problem, x, solver, problem.adjoint, warm, False, often)
 
 
 def staged(problem: Problem | Followers, x, solver, adjoint, warm=None) -> bool:

@@ -87,6 +87,17 @@ class AbstractAskingMethod(AbstractMethod):
             there = tilted(now, q) if in_stages() else now.perturbed(q)
         gradient = self.gradient_of(now, state)
         oracle = gradient_at(there, query.at, query.ahead, state.lower, gradient)
+        return self.told(problem, now, state, query, oracle)
+
+    def told(
+        self,
+        problem: AbstractProblem,
+        now: Problem,
+        state: Any,
+        query: Query,
+        oracle: Oracle,
+    ) -> tuple[Any, Record]:
+        """The state after a step whose query has been answered, and its record."""
         new, entries = self.tell(now, state, query, oracle)
         new = with_fields(new, lower=oracle.e.lower)
         told = dict(recovered=oracle.recovered) | entries

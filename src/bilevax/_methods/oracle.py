@@ -13,9 +13,16 @@ from .._implicit.hypergradient import Evaluation, exact
 from .._lower.base import LowerSolution
 from .._problem.problem import Problem
 from .._programs.arrays import xp
-from .._programs.control import in_stages, loop, on_host, run_if
+from .._programs.control import (
+    in_stages,
+    leave_out,
+    loop,
+    on_host,
+    on_usual_path,
+    run_if,
+)
 from .._programs.modules import Plain, made
-from .._status import Status, status_code
+from .._status import Status, code_of, status_code
 from .base import tree_norm
 
 
@@ -48,10 +55,10 @@ def gradient_at(
     `evaluate(x, warm)` replaces the exact hypergradient by another one.
     """
     solve = exact(problem) if evaluate is None else evaluate
-    if not moves(problem):
-        return made(
-            Oracle, e=solve(at, warm), at=at, ahead=ahead, recovered=xp.asarray(False)
-        )
+    if on_usual_path() or not moves(problem):
+        e = solve(at, warm)
+        leave_out(code_of(e.status) == code_of(Status.infeasible))
+        return made(Oracle, e=e, at=at, ahead=ahead, recovered=xp.asarray(False))
 
     def attempt(carry):
         e, at, ahead, tries, _ = carry

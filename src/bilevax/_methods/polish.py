@@ -77,7 +77,6 @@ class _Point(NamedTuple):
     distance: Float[Array, ""]
     slope: Float[Array, " d"]
     push: Float[Array, " d"]
-    lower: LowerSolution
 
     def merit(self, weight) -> Float[Array, ""]:
         return self.value + weight * self.distance
@@ -86,11 +85,15 @@ class _Point(NamedTuple):
         return self.slope + weight * self.push
 
 
-class _Search(NamedTuple):
-    """A line search inside a BFGS iteration; one evaluation a trip."""
+class Search(NamedTuple):
+    """A line search inside a BFGS iteration; one evaluation a trip.
+
+    `lower` is the last lower-level solution, from which the next one starts.
+    """
 
     base: _Point
     trial: _Point
+    lower: LowerSolution
     inverse: Float[Array, "d d"]
     shortest: Float[Array, " d"]
     reach: Float[Array, ""]
@@ -131,47 +134,54 @@ def polish(
             search = _in_stages(problem, x, lower, length, max_evaluations)
             max_evaluations -= int(search.evaluations)
             if not (search.going and max_evaluations):
-                return on_device(_ended(search, Unravel.like(x)))
+                return on_device(ended(search, Unravel.like(x)))
         search = on_device(search)
     lower = opened_factor(lower)
     return _as_program(problem, x, lower, length, search, max_evaluations)
 
 
-def _in_stages(problem: Problem, x, lower, length, max_evaluations: int) -> _Search:
+def finished(problem: Problem, x, search: Search, length, max_evaluations: int):
+    """The polish that has come to `search`, as a program to its end."""
+    search = on_device(search)
+    return _as_program(problem, x, search.lower, length, search, max_evaluations)
+
+
+def _in_stages(problem: Problem, x, lower, length, max_evaluations: int) -> Search:
     """Search until nothing improves, or until a program of all would be faster."""
     problem, x, lower, length = on_host((problem, x, lower, length))
     unravel, search, path = (
         Unravel.like(x),
-        _start(x, lower, length),
+        search_from(x, lower, length),
         usual_path_in_use(),
     )
     few = min(_FEW, max_evaluations)
     while few and search.going and (path is None or path.pays()):
-        search = _searching(problem, unravel, search, length, few)
+        search = search_on(problem, unravel, search, length, few)
         few = min(_FEW, max_evaluations - int(search.evaluations))
     return search
 
 
-def _searching(problem: Problem, unravel, start, length, max_evaluations: int):
+def search_on(problem: Problem, unravel, start, length, max_evaluations: int):
     """Searches, one evaluation after the other, until nothing improves."""
     domain = problem.domain
 
-    def search(s: _Search) -> _Search:
-        aim = _aim(domain, unravel, s)
-        return _searched(s, _evaluate(problem, unravel, aim, s.trial.lower), length)
+    def search(s: Search) -> Search:
+        aim = aimed(domain, unravel, s)
+        point, lower = _evaluate(problem, unravel, aim, s.lower)
+        return searched(s, point, lower, length)
 
     return loop(lambda s: s.going, search, start, limit=max_evaluations)
 
 
 @once_jit
 def _as_program(problem, x, lower, length, start, max_evaluations) -> Polish:
-    start = strongly_typed(_start(x, lower, length) if start is None else start)
+    start = strongly_typed(search_from(x, lower, length) if start is None else start)
     unravel = Unravel.like(x)
-    end = _searching(problem, unravel, start, length, max_evaluations)
-    return _ended(end, unravel)
+    end = search_on(problem, unravel, start, length, max_evaluations)
+    return ended(end, unravel)
 
 
-def _ended(end: _Search, unravel: Unravel) -> Polish:
+def ended(end: Search, unravel: Unravel) -> Polish:
     return Polish(
         x=unravel(end.base.allowed),
         value=end.base.value,
@@ -183,14 +193,15 @@ def _ended(end: _Search, unravel: Unravel) -> Polish:
     )
 
 
-def _start(x, lower: LowerSolution, length) -> _Search:
+def search_from(x, lower: LowerSolution, length) -> Search:
     flat = ravel(x)
     zero, flat0 = xp.zeros((), flat.dtype), xp.zeros_like(flat)
-    blank = _Point(flat, flat, zero + xp.inf, zero, flat0, flat0, lower)
+    blank = _Point(flat, flat, zero + xp.inf, zero, flat0, flat0)
     none = xp.asarray(0)
-    return _Search(
+    return Search(
         base=blank,
         trial=blank,
+        lower=lower,
         inverse=xp.eye(flat.size, dtype=flat.dtype),
         shortest=flat0,
         reach=length + zero,
@@ -211,7 +222,7 @@ def _start(x, lower: LowerSolution, length) -> _Search:
     )
 
 
-def _searched(s: _Search, new: _Point, length) -> _Search:
+def searched(s: Search, new: _Point, lower: LowerSolution, length) -> Search:
     """After an evaluation at the trial point: what to try next."""
     tol, eye = tolerances(new.x.dtype), xp.eye(new.x.size, dtype=new.x.dtype)
     first = s.evaluations == 0
@@ -269,10 +280,11 @@ def _searched(s: _Search, new: _Point, length) -> _Search:
         * xp.minimum(1, _farthest(length, base) / xp.where(size > 0, size, 1)),
     )
     next_search = take | given_up
-    no_point = xp.any(code_of(new.lower.status) == code_of(Status.infeasible))
-    return _Search(
+    no_point = xp.any(code_of(lower.status) == code_of(Status.infeasible))
+    return Search(
         base=base,
         trial=new,
+        lower=lower,
         inverse=inverse,
         shortest=xp.where(next_search, shortest, s.shortest),
         reach=xp.where(next_search, reach, s.reach),
@@ -328,7 +340,7 @@ class _Aim(NamedTuple):
     tree: PyTree[Array]
 
 
-def _aim(domain, unravel: Unravel, s: _Search) -> _Aim:
+def aimed(domain, unravel: Unravel, s: Search) -> _Aim:
     x = s.base.x + s.length * s.direction
     allowed = x
     if isinstance(domain, Box):
@@ -337,16 +349,16 @@ def _aim(domain, unravel: Unravel, s: _Search) -> _Aim:
     return _Aim(x, allowed, unravel(allowed))
 
 
-def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
-    """`F` at the allowed point that `x` stands for, and the distance of `x` to it."""
+def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm):
+    """`F` at the allowed point that `x` stands for, and its lower-level solution."""
     solve, domain = exact(problem), problem.domain
     if not moves(problem):
         e = solve(aim.tree, warm)
-        return _inside(domain, aim, e.value, e.grad, e.lower)
+        return placed_inside(domain, aim, e.value, e.grad), e.lower
     if in_stages():
         e = solve(aim.tree, warm)
         if status_code(e.status) != status_code(Status.infeasible):
-            return _inside(domain, aim, e.value, e.grad, e.lower)
+            return placed_inside(domain, aim, e.value, e.grad), e.lower
         sparse = is_on_host(problem)
         near = (
             nearest_sparse(problem, aim.x, unravel)
@@ -357,7 +369,7 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
         e = solve(unravel(near.x), e.lower)
         pull_back = Nearest.pull_back if sparse else _pull_back
         grad = on_host(pull_back(near, ravel(e.grad)))
-        return _placed(domain, aim.x, near.x, e.value, grad, e.lower)
+        return _placed(domain, aim.x, near.x, e.value, grad), e.lower
 
     # Where the lower level is empty: the nearest point where it is not.
     x = aim.x
@@ -390,7 +402,7 @@ def _evaluate(problem: Problem, unravel: Unravel, aim: _Aim, warm) -> _Point:
     lower, _, _, allowed, value, grad = loop(
         lambda c: c[2], attempt, (warm, no, yes, x, zero, x), limit=2
     )
-    return _placed(domain, x, allowed, value, grad, lower)
+    return _placed(domain, x, allowed, value, grad), lower
 
 
 @once_jit
@@ -414,24 +426,24 @@ def _kept_inside(domain, x, grad):
     return xp.where(outside | held, 0, grad)
 
 
-def _inside(domain, aim: _Aim, value, grad, lower) -> _Point:
+def placed_inside(domain, aim: _Aim, value, grad) -> _Point:
     grad = _kept_inside(domain, aim.x, ravel(grad))
-    return _placed(domain, aim.x, aim.allowed, value, grad, lower)
+    return _placed(domain, aim.x, aim.allowed, value, grad)
 
 
-def _placed(domain, x, allowed, value, grad, lower) -> _Point:
-    point = _point(x, allowed, value, grad, lower)
+def _placed(domain, x, allowed, value, grad) -> _Point:
+    point = _point(x, allowed, value, grad)
     if not isinstance(domain, Polyhedron):
         return point
     over, push = excess(domain, x)
     return point._replace(distance=point.distance + over, push=point.push + push)
 
 
-def _point(x, allowed, value, grad, lower) -> _Point:
+def _point(x, allowed, value, grad) -> _Point:
     away = x - allowed
     distance = xp.linalg.norm(away)
     push = xp.where(distance > 0, away / xp.where(distance > 0, distance, 1), 0)
-    return _Point(x, allowed, value, distance, grad, push, lower)
+    return _Point(x, allowed, value, distance, grad, push)
 
 
 def _where(predicate, new, old):

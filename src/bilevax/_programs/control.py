@@ -171,6 +171,61 @@ def without_rare_branches(function: Callable) -> Callable[..., tuple[Any, Any]]:
     return part
 
 
+def usual_steps(evaluate: Callable, step: Callable) -> Callable[..., tuple[Any, Any]]:
+    """Many steps as one program, up to the first that needs a rare branch.
+
+    `evaluate(constants, state)` is that part of a step that may need one, and
+    `step(constants, state, found)` gives the next state and whether to go on. The
+    program gives the state before the step that it could not take, and whether there is
+    such a step.
+    """
+
+    def part(constants, state):
+        constants, form = opened(constants), state.form
+
+        def trip(carry):
+            with _set(_left_out, []):
+                found = evaluate(constants, form.opened(carry[2]))
+                stuck = _any(_left_out.get())
+
+            def taken(arrays):
+                new, go = step(constants, form.opened(arrays), found)
+                return go, like(new, arrays)
+
+            go, after = choose(stuck, lambda arrays: (~stuck, arrays), taken, carry[2])
+            return go & ~stuck, stuck, after
+
+        with alone():
+            no, start = jnp.asarray(False), list(map(jnp.asarray, state.arrays))
+            carry = jax.lax.while_loop(lambda c: c[0], trip, (~no, no, start))
+        return Packed.of(form, carry[2]), carry[1]
+
+    def like(new, arrays):
+        pairs = zip(Packed(new).arrays, arrays, strict=True)
+        return [cast(leaf, old) for leaf, old in pairs]
+
+    @functools.cache
+    def compiled():
+        return jax.jit(part, compiler_options=compiler_options(optimise=False))
+
+    return lambda constants, state: compiled()(Packed(constants), Packed(state))
+
+
+def cast(leaf, like):
+    """`leaf` in the dtype of `like`."""
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return leaf
+    return jax.lax.convert_element_type(leaf, like.dtype)
+
+
+def choose(predicate, function, other, operand):
+    """`function(operand)` or `other(operand)` in a program that is never mapped.
+
+    Nothing else is computed then, and nothing selected entry by entry.
+    """
+    return jax.lax.cond(predicate, function, other, operand)
+
+
 def on_usual_path() -> bool:
     """Whether the program that is being traced leaves rare branches out."""
     return _left_out.get() is not None
@@ -222,9 +277,7 @@ class Packed:
         return packed
 
     def open(self) -> Any:
-        arrays, others = iter(self.arrays), iter(self.form.others)
-        leaves = [next(arrays if it else others) for it in self.form.which]
-        return self.form.structure.unflatten(leaves)
+        return self.form.opened(self.arrays)
 
 
 class _Form:
@@ -234,6 +287,11 @@ class _Form:
         self.structure, self.which, self.others = structure, which, others
         # The shapes with which functions were checked.
         self.met: set = set()
+
+    def opened(self, arrays) -> Any:
+        arrays, others = iter(arrays), iter(self.others)
+        leaves = [next(arrays if it else others) for it in self.which]
+        return self.structure.unflatten(leaves)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -300,6 +358,16 @@ def run_if(predicate: Bool[Array, ""], function, operand: Any) -> Any:
             return function(operand), left_out()
 
     wanted = _wanted(predicate)
+    if on_usual_path():
+        # Never mapped, and cheaper to compile than a loop.
+        operand, left_out = choose(
+            wanted,
+            lambda operand: inside(wanted, operand),
+            lambda operand: (operand, _nothing_left_out()),
+            operand,
+        )
+        leave_out(left_out)
+        return operand
     # What `function` closes over does not change in the loop, so XLA would move all the
     # work on it out of the loop again; the barrier ties it to the predicate.
     closed = eqx.filter_closure_convert(inside, wanted, operand)
@@ -313,7 +381,7 @@ def run_if(predicate: Bool[Array, ""], function, operand: Any) -> Any:
 
     start = (wanted, (operand, _nothing_left_out()))
     operand, left_out = jax.lax.while_loop(lambda c: c[0], body, start)[1]
-    _leave_out(left_out)
+    leave_out(left_out)
     return operand
 
 
@@ -321,7 +389,7 @@ def rarely(predicate: Bool[Array, ""], function, operand: Any) -> Any:
     """`run_if` for what is rarely needed: no part of the usual path."""
     if _left_out.get() is None:
         return run_if(predicate, function, operand)
-    _leave_out(predicate)
+    leave_out(predicate)
     return operand
 
 
@@ -329,11 +397,11 @@ def unless_rarely(predicate: Bool[Array, ""], function, operand):
     """`run_unless` for what is rarely needed: no part of the usual path."""
     if _left_out.get() is None:
         return run_unless(predicate, function, operand)
-    _leave_out(~predicate)
+    leave_out(~predicate)
     return operand
 
 
-def _leave_out(predicate) -> None:
+def leave_out(predicate) -> None:
     """Note a branch that is no part of the usual path, or several."""
     left_out = _left_out.get()
     if left_out is not None and predicate is not None:
@@ -391,7 +459,7 @@ def loop(condition, body, state: Any, limit: Any) -> Any:
     go = _wanted(go) & (limit > 0)
     carry = (go, jnp.asarray(0), _nothing_left_out(), state)
     *_, left_out, state = jax.lax.while_loop(lambda c: c[0], trip, carry)
-    _leave_out(left_out)
+    leave_out(left_out)
     return state
 
 
