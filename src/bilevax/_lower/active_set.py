@@ -13,7 +13,8 @@
 
 FAST takes Newton passes from the start, GUARD exact quadratic programs with a line
 search, TRUST Newton passes from the active set that these proved, and HOLD the same
-with that set held.
+with that set held. Behind OVER, a point that a bound on rounding leaves in doubt is
+judged by rounding as it is measured there.
 """
 
 import functools

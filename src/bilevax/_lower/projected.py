@@ -44,9 +44,10 @@ class ProjectedGradient(AbstractLowerSolver):
 
     def __call__(self, problem, x, warm=None):
         solution = self._solve(problem, x, warm)
-        if self.fallback is None or solution.slack.size > 2 * _DENSE:
+        other = self.fallback
+        if other is None or solution.slack.size > 2 * _DENSE:
             return solution
-        again = lambda _: _without_factor(self.fallback(problem, x), solution)
+        again = lambda _: _without_factor(other(problem, x), solution)
         failed = solution.status == Status.iteration_limit
         return rarely(failed, again, solution)
 
