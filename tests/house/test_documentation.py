@@ -32,10 +32,17 @@ def run(page: str) -> dict:
     return scope
 
 
-def test_the_readme_example_runs():
-    first = blocks("README.md")[0]
-    assert len([line for line in first.splitlines() if line.strip()]) <= 15
+def test_the_readme_is_one_screen_and_its_example_runs():
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 100
+    (example,) = blocks("README.md")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
     scope = run("README.md")
+    assert scope["e"].success
+    assert abs(scope["s"].value + 6) < 1e-6
+
+
+def test_the_tour_runs():
+    scope = run("docs/tour.md")
     assert scope["e"].success
     assert abs(scope["s"].value + 6) < 1e-6
     statuses = [row["status"] for row in scope["comparison"].rows]

@@ -140,6 +140,12 @@ def _converged(s) -> str:
             f"no: a probe around x was lower still after {look.rounds} second looks, "
             "each of which had led on"
         )
+    if s.upper is not None:
+        measured = (
+            f"gradients of F and of the upper constraints at x combine to "
+            f"{s.upper.residual:.1e} (zero where x is stationary)"
+        )
+        return f"{'yes' if s.converged else 'no'}: {measured}"
     measured = (
         f"gradients within {look.radius:.1g} of x combine to {look.measure:.1e} "
         "(zero where x is stationary)"

@@ -72,11 +72,13 @@ class SecondLook:
     @property
     def is_stationary(self) -> bool:
         """Whether gradients promise nothing that counts within the radius."""
+        return self.counts_as_zero(self.measure, self.radius)
+
+    def counts_as_zero(self, measure: float, radius: float) -> bool:
+        """Whether a combination of gradients of this length promises nothing."""
         steepest = np.linalg.norm(self.gradients, axis=1).max(initial=0)
-        promised = self.measure * self.radius
-        return bool(
-            promised <= _NO_GAIN * self.size or self.measure <= _NO_GAIN * steepest
-        )
+        little = _NO_GAIN * self.size
+        return bool(measure * radius <= little or measure <= _NO_GAIN * steepest)
 
     def after(self, before: "SecondLook | None") -> "SecondLook":
         """This look, with what the ones before it had led to."""

@@ -125,7 +125,12 @@ class Solution:
             return False
         if self.around is None:
             return any(word in self.stopped for word in ("vanished", "certified"))
-        return self.around.is_stationary and not self.around.open
+        if self.around.open:
+            return False
+        if self.upper is not None:
+            # Of the constraints the gradients count, too, and those very near to `x`.
+            return self.around.counts_as_zero(self.upper.residual, self.around.radius)
+        return self.around.is_stationary
 
     def save(self, path: str | os.PathLike) -> None:
         """Write it to one file, `.npz`: arrays and text, no pickle.
