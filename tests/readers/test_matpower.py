@@ -5,6 +5,8 @@ import pytest
 
 from bilevax.readers import ReaderError, read_matpower
 
+from .damage import damaged
+
 CASE = """function mpc = triangle
 % Three buses in a triangle.
 mpc.version = '2';
@@ -93,20 +95,9 @@ def test_a_network_in_two_parts_has_no_shift_factors(tmp_path):
 
 
 def test_no_damage_to_a_file_is_more_than_a_complaint(tmp_path):
-    numbers = np.random.default_rng(0)
-    path = tmp_path / "case.m"
-    complaints = []
-    for _ in range(1500):
-        damaged = bytearray(CASE.encode())
-        for _ in range(numbers.integers(1, 4)):
-            at, kind = numbers.integers(len(damaged)), numbers.integers(3)
-            if kind == 0:
-                damaged[at] = numbers.integers(256)
-            elif kind == 1:
-                del damaged[at : at + numbers.integers(1, 40)]
-            else:
-                damaged[at:at] = bytes(numbers.integers(32, 127, 3).tolist())
-        path.write_bytes(bytes(damaged))
+    path, complaints = tmp_path / "case.m", []
+    for text in damaged(CASE.encode(), 1500, np.random.default_rng(0)):
+        path.write_bytes(text)
         try:
             case = read_matpower(path)
         except ReaderError as error:

@@ -5,6 +5,8 @@ import pytest
 
 from bilevax.readers import ReaderError, read_tntp
 
+from .damage import damaged
+
 NET = """<NUMBER OF ZONES> 2
 <NUMBER OF NODES> 3
 <FIRST THRU NODE> 1
@@ -105,30 +107,19 @@ def test_what_is_no_text_or_not_there_is_named(tmp_path):
 
 
 def test_no_damage_to_a_file_is_more_than_a_complaint(tmp_path):
-    numbers = np.random.default_rng(0)
-    paths = written(tmp_path)
-    whole = [path.read_bytes() for path in paths]
-    complaints = []
-    for _ in range(1500):
-        which = numbers.integers(3)
-        damaged = bytearray(whole[which])
-        for _ in range(numbers.integers(1, 4)):
-            at, kind = numbers.integers(len(damaged)), numbers.integers(3)
-            if kind == 0:
-                damaged[at] = numbers.integers(256)
-            elif kind == 1:
-                del damaged[at : at + numbers.integers(1, 30)]
+    numbers, paths, complaints = np.random.default_rng(0), written(tmp_path), []
+    for path in paths:
+        whole = path.read_bytes()
+        for text in damaged(whole, 500, numbers):
+            path.write_bytes(text)
+            try:
+                town = read_tntp(*paths)
+            except ReaderError as error:
+                complaints.append(str(error))
             else:
-                damaged[at:at] = bytes(numbers.integers(32, 127, 3).tolist())
-        paths[which].write_bytes(bytes(damaged))
-        try:
-            town = read_tntp(*paths)
-        except ReaderError as error:
-            complaints.append(str(error))
-        else:
-            assert np.all(town.trips >= 0)
-            assert town.trips.shape == (town.zones, town.zones)
-            assert np.all(town.capacity > 0)
-        paths[which].write_bytes(whole[which])
+                assert np.all(town.trips >= 0)
+                assert town.trips.shape == (town.zones, town.zones)
+                assert np.all(town.capacity > 0)
+        path.write_bytes(whole)
     assert len(complaints) > 500
     assert all(text.startswith(str(tmp_path)) for text in complaints)
