@@ -115,9 +115,10 @@ def check_fields(thing: Any) -> None:
 def _misfit(value: Any, kind: Any, is_number: Any) -> str | None:
     """What `value` should be and is not; None where it fits."""
     if is_number:
-        schedule = callable(value) and is_number != "constant"
-        fits = schedule or _is_number(value)
-        return None if fits and not _is_nan(value) else "one number"
+        # Which values a constant may have its class says, NaN included.
+        constant = is_number == "constant"
+        fits = (callable(value) and not constant) or _is_number(value)
+        return None if fits and (constant or not _is_nan(value)) else "one number"
     if kind is bool:
         return None if isinstance(value, bool | np.bool_) else "True or False"
     if kind is int:
