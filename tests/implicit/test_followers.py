@@ -237,5 +237,5 @@ def test_padding_that_cannot_be_is_refused():
     simplex = lambda d: bx.Problem(
         lambda x, y: jnp.sum(y), lambda x, y: jnp.sum(y**2), bx.Simplex(len(d))
     )
-    with pytest.raises(ValueError, match="a Box or a Polyhedron; got Simplex"):
+    with pytest.raises(ValueError, match="a Box, a Polyhedron or .*; got Simplex"):
         bx.Followers.padded(simplex, [np.ones(2), np.ones(3)])

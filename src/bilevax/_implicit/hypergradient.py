@@ -319,7 +319,7 @@ def _check_new_shapes(whole, problem: Problem, x) -> None:
     if key not in whole.form.met:
         make_room()
         check_functions(problem, x)
-        whole.form.met.add(key)
+        whole.form.met[key] = True
 
 
 def status_codes(lower: LowerSolution, sane, fine):

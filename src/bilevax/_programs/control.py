@@ -285,8 +285,9 @@ class _Form:
 
     def __init__(self, structure, which, others):
         self.structure, self.which, self.others = structure, which, others
-        # The shapes with which functions were checked.
-        self.met: set = set()
+        # What is known of the functions: shapes with which they were checked, and where
+        # a sparse Hessian has entries.
+        self.met: dict = {}
 
     def opened(self, arrays) -> Any:
         arrays, others = iter(arrays), iter(self.others)

@@ -46,17 +46,8 @@ def measure(
 
     `sigma_f` is passed on. Derivatives are formed as dense arrays.
     """
-    if problem.prices:
-        raise ValueError(
-            "The theory is about leaders who see `y` alone, and `upper` takes prices "
-            "here: its constants are not defined."
-        )
-    if problem.constraints.moving is not None:
-        raise ValueError(
-            "The theory is about rows that are linear in `x`, and parts of the "
-            "constraints are functions of it here: write them with `B` and `b`."
-        )
     low, high, like = _checked_region(problem, region_x, region_y)
+    _check_covered(problem)
     check_non_negative("sigma_f", sigma_f)
     if num_samples < 1:
         raise ValueError(f"`num_samples` must be positive; got {num_samples}.")
@@ -113,6 +104,20 @@ def measure(
         estimates=frozenset(estimates),
         broken=_broken(rows, upper_quadratic and L_f > 0),
     )
+
+
+def _check_covered(problem: Problem) -> None:
+    """Raise a `ValueError` for what the theory is not about."""
+    if problem.prices:
+        raise ValueError(
+            "The theory is about leaders who see `y` alone, and `upper` takes prices "
+            "here: its constants are not defined."
+        )
+    if problem.constraints.moving is not None:
+        raise ValueError(
+            "The theory is about rows that are linear in `x`, and parts of the "
+            "constraints are functions of it here: write them with `B` and `b`."
+        )
 
 
 def _broken(rows: RowConstants, curved: bool) -> tuple[str, ...]:
