@@ -1,5 +1,7 @@
 """Boxes and simplices by products alone, small ones against the dense solver."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -178,7 +180,7 @@ def test_a_box_of_moderate_size_is_solved_exactly_by_default():
 def test_another_solver_takes_over_where_products_reach_their_limit():
     problem = bx.Problem(upper, lower, SETS["box"])
     x = np.array([0.3, -0.5, 0.8])
-    short = dict(max_steps=1, gradient_steps=1, cg_steps=1)
+    short: Any = dict(max_steps=1, gradient_steps=1, cg_steps=1)
     alone = bx.ProjectedGradient(**short)
     given_up = bx.hypergradient(problem, x, solver=alone, throw=False)
     assert bx.status_name(given_up.status) == "iteration_limit"

@@ -229,7 +229,7 @@ def _affine(tensor: Any, fixed, columns) -> tuple[np.ndarray, Affine]:
 
 def _affine_all(tensor: Any, fixed, columns, start=0, end=None) -> Affine:
     """The rows from `start` to `end`, those of zeros too."""
-    tensor: Any = sp.coo_array(tensor)
+    tensor = sp.coo_array(tensor)
     end = tensor.shape[0] if end is None else end
     used, found = _affine(tensor, fixed, columns)
     keep = (used >= start) & (used < end)
