@@ -54,6 +54,9 @@ nb_execution_show_tb = True
 nb_output_stderr = "remove"
 nb_merge_streams = True
 
+# Formulas and shells are no Python.
+highlight_language = "text"
+
 html_theme = "furo"
 html_title = f"bilevax {release}"
 html_static_path = ["static"]
