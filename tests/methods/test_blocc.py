@@ -144,9 +144,11 @@ def test_a_penalty_that_is_not_convex_is_reported():
         lambda x, y: jnp.sum(x**2 - 10 * y**2), T1.lower, T1.constraints
     )
     method = bx.BLOCC(gamma=1.0, step_size=0.1)
+    # F has no lower bound, which is told beside it.
     s = bx.solve(
-        problem, method, np.array([-2.0]), key=jr.key(0), num_steps=3, polish=False
-    )
+        problem, method, np.array([-2.0]), key=jr.key(0), num_steps=3, polish=False,
+        throw=False,
+    )  # fmt: skip
     failed = int(bx.Status.not_strongly_convex._value)
     assert np.all(s.history["status"] == failed)
     assert float(s.x[0]) == -2.0

@@ -124,13 +124,13 @@ def _pictures_kept(name: str, folder: Path) -> Iterator[None]:
         raise ImportError(
             "examples draw pictures: pip install 'bilevax[plot]'"
         ) from None
-    count, shown = itertools.count(1), plt.show
+    count, shown, others = itertools.count(1), plt.show, set(plt.get_fignums())
 
     # A function: matplotlib writes a signature into it.
     def keep(*_, **__):
-        for number in plt.get_fignums():
+        for number in set(plt.get_fignums()) - others:
             plt.figure(number).savefig(folder / f"{name}-{next(count)}.svg")
-        plt.close("all")
+            plt.close(number)
 
     plt.show = keep
     try:
