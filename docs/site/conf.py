@@ -7,6 +7,7 @@ reader should see and no build can run is preceded by a comment that says why:
 `<!-- not run: why -->`.
 """
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -90,10 +91,17 @@ _BLOCK = re.compile(r"(<!-- not run:[^>]*-->\s*\n)?```python\n")
 _SHOWN = re.compile(r"docs/reference|benchmarks/|[A-Z]+$")
 
 
+# Pages about other packages, whose code is shown and not run where these are missing.
+_ABOUT = {"docs/cvxpy": "cvxpy", "docs/torch": "torch"}
+
+
 def as_notebook(app, name: str, source: list[str]) -> None:
     """Turn the Python blocks of a page into cells."""
     text = source[0].replace("](../README.md", "](index.md")
-    if _SHOWN.match(name) or not _BLOCK.search(text):
+    missing = name in _ABOUT and importlib.util.find_spec(_ABOUT[name]) is None
+    if missing:
+        print(f"{name}: its code is not run, for {_ABOUT[name]} is not installed")
+    if missing or _SHOWN.match(name) or not _BLOCK.search(text):
         source[0] = text
         return
     cell = lambda found: found[0] if found[1] else "```{code-cell} ipython3\n"
