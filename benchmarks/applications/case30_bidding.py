@@ -105,15 +105,17 @@ def main():
         ("2b", "trio", True, 4.0),
     ):
         market = Market(options.data, known[name]["owned_gens"], free)
-        run(market, f"{label} bidding, {name}", most, known[name]["F"], options)
+        label = f"{label} bidding, {name}"
+        run(market, market.problem(most), label, most, known[name]["F"], options)
 
 
-def run(market: Market, name: str, most: float, best: float, options):
-    problem, x0 = market.problem(most), jnp.zeros(len(market.owned))
+def run(market: Market, problem, name: str, most: float, best: float, options):
+    """One instance, however its `problem` is written; `market` checks it."""
+    own, x0 = market.problem(most), jnp.zeros(len(market.owned))
     measured(
         name,
         lambda: bx.solve(problem, bx.DSBLO(), x0, key=0, num_starts=STARTS),
-        lambda x: market.checked(problem, x),
+        lambda x: market.checked(own, x),
         options,
         best=best,
         bar=1e-6,

@@ -21,8 +21,8 @@ import numpy as np
 
 import bilevax as bx
 
-from .case30_bidding import STARTS, Market, table
-from .measured import measured, parsed, reference
+from .case30_bidding import Market, run, table
+from .measured import parsed, reference
 
 
 class Network:
@@ -153,14 +153,8 @@ def main():
         compared(network, most, known)
         if not options.compare:
             market = Market(options.data, known["owned_gens"], free)
-            run(
-                network,
-                market,
-                options,
-                f"{label} with prices, {name}",
-                most,
-                known["F"],
-            )
+            label = f"{label} with prices, {name}"
+            run(market, network.problem(most), label, most, known["F"], options)
 
 
 def compared(network: Network, most: float, known: dict) -> None:
@@ -196,20 +190,6 @@ def compared(network: Network, most: float, known: dict) -> None:
 
 def add_options(parser):
     parser.add_argument("--compare", action="store_true", help="solve nothing")
-
-
-def run(network: Network, market: Market, options, name: str, most, best):
-    problem, x0 = network.problem(most), jnp.zeros(len(network.owned))
-    by_demand = market.problem(most)
-    measured(
-        name,
-        lambda: bx.solve(problem, bx.DSBLO(), x0, key=0, num_starts=STARTS),
-        lambda x: market.checked(by_demand, x),
-        options,
-        best=best,
-        bar=1e-6,
-        starts=STARTS,
-    )
 
 
 if __name__ == "__main__":
